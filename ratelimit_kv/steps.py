@@ -1,0 +1,56 @@
+"""One flow, two doors: a flow is a generator that yields each thing that may wait, and a driver does the waiting.
+
+So sync and async differ in the driver alone, and no decision is written twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, NamedTuple, TypeVar
+
+__all__ = ["Step", "Steps", "arun", "run"]
+
+T = TypeVar("T")
+
+
+class Step(NamedTuple):
+    """One thing that may wait, in both manners. Whatever it raises is raised at the flow's ``yield``."""
+
+    run: Callable[[], Any]
+    """Does it in a thread that may block."""
+    arun: Callable[[], Awaitable[Any]]
+    """Does it in an event loop that may not."""
+
+
+Steps = Generator[Step, Any, T]
+"""A flow: yields steps, is sent their results, returns a ``T``."""
+
+
+def run(steps: Steps[T]) -> T:
+    """Drive a flow where blocking is allowed."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                result = step.run()
+            except BaseException as error:  # handed to the flow: whether it is handled is decided there
+                step = steps.throw(error)
+            else:
+                step = steps.send(result)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+async def arun(steps: Steps[T]) -> T:
+    """Drive a flow in an event loop."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                result = await step.arun()
+            except BaseException as error:  # a cancellation too, so that the flow can give back what it took
+                step = steps.throw(error)
+            else:
+                step = steps.send(result)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
