@@ -39,8 +39,6 @@ class Entry(NamedTuple):
     """Without the cache's own prefix."""
     value: Any
     """As stored; ``algorithms.load`` makes a state of it."""
-    ttl: float | None
-    """Seconds until the store forgets it; None when unknown."""
 
 
 class Store:
@@ -87,7 +85,10 @@ class Store:
         raise NotImplementedError
 
     def scan(self, prefix: str) -> Iterator[Entry]:
-        """Every live key that starts with ``prefix``, as a stream, in no order. Raises CannotList, StoreError."""
+        """Every key that starts with ``prefix``, as a stream, in no order. Raises CannotList, StoreError.
+
+        Keys of windows that are over may still be among them: the window number is in the key.
+        """
         raise NotImplementedError
 
     async def ahit(self, counters: Sequence[Counter], now: int) -> list[Verdict]:

@@ -33,10 +33,7 @@ class LocMemStore(Store):
             return None
         stored = cache._cache[made]
         cache._cache.move_to_end(made, last=False)  # recently used: the last third is culled
-        try:
-            return pickle.loads(stored)
-        except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError):
-            return stored
+        return _loads(stored)
 
     def _states(self, cache: Any, counters: Sequence[Counter]) -> list[Any]:
         return [
@@ -78,11 +75,12 @@ class LocMemStore(Store):
         start = cache.make_key(prefix)
         with cache._lock:
             found = [(made, cache._cache[made]) for made in cache._cache if made.startswith(start)]
-            live = [(made, value, cache._expire_info.get(made)) for made, value in found if not cache._has_expired(made)]
-        for made, value, expires in live:
-            try:
-                count = pickle.loads(value)
-            except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError):
-                count = value
-            # The cache's clock is the clock that its expiry was made with; a negative rest is simply about to go.
-            yield Entry(prefix + made[len(start) :], count, None if expires is None else expires)
+        for made, stored in found:
+            yield Entry(prefix + made[len(start) :], _loads(stored))
+
+
+def _loads(stored: bytes) -> Any:
+    try:
+        return pickle.loads(stored)
+    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError):
+        return stored
