@@ -72,8 +72,9 @@ def cache_settings(
 ) -> dict[str, Any]:
     """An entry of CACHES.
 
-    ``server`` is that of the kind (see SERVER_FIXTURES), ``location`` the directory of "filebased" or the table of
-    a database cache, ``db`` the number of a Redis database. ``overrides`` are merged in, OPTIONS one by one.
+    ``server`` is that of the kind (see SERVER_FIXTURES), ``location`` the directory of "filebased" or the
+    table of a database cache, ``db`` the number of a Redis database. ``overrides`` are merged in, OPTIONS one
+    by one.
     """
     entry = _entry(kind, server, location, db)
     options = {**entry.get("OPTIONS", {}), **overrides.pop("OPTIONS", {})}
@@ -89,7 +90,11 @@ def _entry(
     roomy = {"MAX_ENTRIES": 1_000_000}
     match kind:
         case "locmem":
-            return {"BACKEND": f"{django}.locmem.LocMemCache", "LOCATION": str(location or ""), "OPTIONS": roomy}
+            return {
+                "BACKEND": f"{django}.locmem.LocMemCache",
+                "LOCATION": str(location or ""),
+                "OPTIONS": roomy,
+            }
         case "filebased":
             assert location is not None, "filebased needs location="
             return {
@@ -168,7 +173,7 @@ def _entry(
     raise ValueError(f"no such kind of cache: {kind!r}; there are {', '.join(KINDS)}")
 
 
-# ── The database of a database cache ──────────────────────────────────────────────────────────────────────────
+# ── The database of a database cache ───────────────────────────────────────────────────────────────────────
 
 
 class CacheRouter:
@@ -184,7 +189,7 @@ class CacheRouter:
 
 
 def database_settings(kind: str, server: Server | None = None, *, path: Path | None = None) -> dict[str, Any]:
-    """An entry of DATABASES for a database cache: PostgreSQL and MariaDB on their server, SQLite in a file."""
+    """An entry of DATABASES for a database cache: on its server, or SQLite in the file ``path``."""
     match kind:
         case "database-sqlite":
             assert path is not None, "SQLite needs path="
@@ -248,13 +253,14 @@ def _end_other_sessions(connection: Any) -> None:
             )
         elif connection.vendor == "mysql":
             cursor.execute(
-                "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()"
+                "SELECT id FROM information_schema.processlist"
+                " WHERE db = DATABASE() AND id <> CONNECTION_ID()"
             )
             for (session,) in cursor.fetchall():
                 cursor.execute(f"KILL {session}")
 
 
-# ── Other processes ───────────────────────────────────────────────────────────────────────────────────────────
+# ── Other processes ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def child_environment(**settings: Any) -> dict[str, str]:

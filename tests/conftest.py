@@ -85,8 +85,9 @@ def use_cache(
 ) -> Iterator[Callable[..., Any]]:
     """``use_cache("django-redis", KEY_PREFIX="shop")``: that kind of cache, empty, as an alias of CACHES.
 
-    Starts the server, makes the table where there is one, and returns the cache. ``alias="..."`` is another alias
-    than "default", ``server=`` another server than the session's; the rest is as for ``caches.cache_settings``.
+    Starts the server, makes the table where there is one, and returns the cache. ``alias="..."`` is another
+    alias than "default", ``server=`` another server than the session's; the rest is as for
+    ``caches.cache_settings``.
     """
     with contextlib.ExitStack() as stack:
 

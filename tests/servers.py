@@ -1,7 +1,7 @@
-"""Private servers for tests: each on a free port of the loopback, in a directory of its own, gone with the tests.
+"""Private servers for tests: each on a free loopback port, in a directory of its own, gone with the tests.
 
-A ``start_...`` function returns a running server, or ``Missing`` with the reason when its binary or its Python
-client is not installed. Nothing here waits for a fixed time: readiness is asked for until it is there.
+A ``start_...`` function returns a running server, or ``Missing`` with the reason when its binary or its
+Python client is not installed. Nothing here waits for a fixed time: readiness is asked for until it is there.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CannotStart(Exception):
 class Server:
     """One server process.
 
-    ``pause`` leaves its port open and lets nothing through (a hang), ``kill`` closes the port at once (an outage),
+    ``pause`` leaves its port open and answers nothing (a hang), ``kill`` closes the port at once (an outage),
     ``restart`` brings it back on the same port; an in-memory server comes back empty.
     """
 
@@ -210,7 +210,7 @@ class Cluster(Group):
         return self.servers[0].url
 
 
-# ── Redis and Valkey ──────────────────────────────────────────────────────────────────────────────────────────
+# ── Redis and Valkey ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def start_redis(**config: object) -> Server | Missing:
@@ -267,12 +267,7 @@ def start_sentinel() -> Sentinel | Missing:
         servers.append(sentinel)
         sentinel.start()
         with redis.Redis(port=sentinel.port) as client:
-            wait_until(
-                lambda: [
-                    found for found in client.sentinel_slaves(SENTINEL_MASTER) if found["port"] == replica.port
-                ],
-                "Sentinel to find the replica",
-            )
+            wait_until(lambda: client.sentinel_slaves(SENTINEL_MASTER), "Sentinel to find the replica")
     return Sentinel(servers)
 
 
@@ -352,7 +347,7 @@ def _valkey_binary() -> str | None:
     return str(get_binary_path())
 
 
-# ── Memcached ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Memcached ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def start_memcached(**config: object) -> Server | Missing:
@@ -374,7 +369,7 @@ def start_memcached(**config: object) -> Server | Missing:
     return server
 
 
-# ── Databases ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Databases ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def start_postgresql() -> Server | Missing:
@@ -404,7 +399,9 @@ def start_postgresql() -> Server | Missing:
 
     def is_ready(port: int) -> bool:
         try:
-            psycopg.connect(host=HOST, port=port, user="postgres", dbname="postgres", connect_timeout=2).close()
+            psycopg.connect(
+                f"host={HOST} port={port} user=postgres dbname=postgres connect_timeout=2"
+            ).close()
         except psycopg.OperationalError:
             return False
         return True
@@ -420,11 +417,8 @@ def start_postgresql() -> Server | Missing:
         quick_end=signal.SIGQUIT,
     )
     with _all_or_none([server]):
-        _run(
-            [initdb, "-D", str(data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"],
-            directory,
-            owner,
-        )
+        new = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]
+        _run([initdb, "-D", str(data), *new], directory, owner)
         server.start()
     return server
 
@@ -505,15 +499,15 @@ def _postgresql_directories() -> list[Path]:
     return [*directories, Path("/usr/local/bin")]
 
 
-# ── Processes ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Processes ──────────────────────────────────────────────────────────────────────────────────────────────
 
 _running: dict[int, Server] = {}
 _main_process = os.getpid()
 
-# Asks the kernel to end the server together with us, even when we are killed. Only then the program is run:
+# Asks the kernel to end the server together with us, even when we are killed, and then becomes the server:
 # doing this in `preexec_fn` would run Python in a fork of a process that may have threads. A change of user
-# forgets the request, so that comes first. What counts is the end of the thread that starts the server, which is
-# the one that runs the tests.
+# makes the kernel forget, so that comes first. What counts is the end of the thread that starts the server,
+# which is the one that runs the tests.
 _LEASH = """
 import ctypes, os, sys
 uid, gid, death, parent = map(int, sys.argv[1:5])
@@ -575,7 +569,7 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-# ── Small things ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── Small things ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
