@@ -8,12 +8,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import hypothesis
 import pytest
 
 from tests import caches, servers
 from tests.servers import Cluster, Missing, Sentinel, Server
 
 T = TypeVar("T")
+
+# No deadline: an example that takes long says that the machine is busy. In CI the same examples every time.
+hypothesis.settings.register_profile(
+    "ratelimit_kv", deadline=None, derandomize=os.environ.get("CI") == "true", database=None
+)
+hypothesis.settings.load_profile("ratelimit_kv")
 
 
 def there(answer: T | Missing) -> T:
