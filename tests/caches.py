@@ -229,18 +229,28 @@ def counters_database(entry: dict[str, Any], table: str = TABLE) -> Iterator[str
 
     default = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
     complete = connections.configure_settings({"default": default, COUNTERS: entry})
-    connections.settings[COUNTERS] = complete[COUNTERS]
-    connection = connections[COUNTERS]
+    before = connections.settings.get(COUNTERS)
+    _point_counters_at(complete[COUNTERS])
     try:
+        connection = connections[COUNTERS]
         _end_other_sessions(connection)
         with connection.cursor() as cursor:
             cursor.execute(f"DROP TABLE IF EXISTS {connection.ops.quote_name(table)}")
         call_command("createcachetable", table, database=COUNTERS, verbosity=0)
         yield COUNTERS
     finally:
+        _point_counters_at(before)
+
+
+def _point_counters_at(entry: dict[str, Any] | None) -> None:
+    from django.db import connections
+
+    if COUNTERS in connections.settings:
         connections[COUNTERS].close()
         del connections[COUNTERS]
         del connections.settings[COUNTERS]
+    if entry is not None:
+        connections.settings[COUNTERS] = entry
 
 
 def _end_other_sessions(connection: Any) -> None:
