@@ -1,21 +1,22 @@
 """What a counter's value means: pure arithmetic on (counter, state, now), the same for every store.
 
-Times are integers in microseconds since the epoch, below 2**53 until the year 2255, so that a Redis script, whose only
-number is a double, computes the same. A *state* is what a store holds under a counter's key, parsed:
+Times are integers in microseconds since the epoch, below 2**53 until the year 2255, so that a Redis script,
+whose only number is a double, computes the same. A *state* is what a store holds under a counter's key, parsed:
 
-=============== ==== ======================================= ==================================================
-algorithm       kind state                                   allowed when
-=============== ==== ======================================= ==================================================
-fixed window    f    count                                   count + cost <= limit
-sliding window  s    (count, count of the window before)     count + cost + before * share left <= limit
-bucket (GCRA)   b    time when the bucket is full again      max(state, now) + cost * interval - now <= capacity
-concurrent      c    times when each one in flight expires   those in the future + cost <= limit
-ban             x    (level, strikes, until, mark)           until <= now
-=============== ==== ======================================= ==================================================
+=============== ==== ================================= ==================================================
+algorithm       kind state                             allowed when
+=============== ==== ================================= ==================================================
+fixed window    f    count                             count + cost <= limit
+sliding window  s    (count, count of window before)   count + cost + before * share left <= limit
+bucket (GCRA)   b    time when it is full again        max(state, now) + cost * interval - now <= capacity
+concurrent      c    expiries of those in flight       those in the future + cost <= limit
+ban             x    (level, strikes, until, mark)     until <= now
+=============== ==== ================================= ==================================================
 
 ``None`` is a key that is not there; an ``Unreadable`` is a value that somebody else wrote.
-The sliding window is the two-counter approximation known from Cloudflare's "How we built rate limiting capable of scaling
-to millions of domains"; the bucket is the Generic Cell Rate Algorithm of ITU-T I.371 in its virtual scheduling form.
+The sliding window is the two-counter approximation known from Cloudflare's "How we built rate limiting capable
+of scaling to millions of domains"; the bucket is the Generic Cell Rate Algorithm of ITU-T I.371 in its virtual
+scheduling form.
 """
 
 from __future__ import annotations
@@ -134,11 +135,14 @@ class Outcome(NamedTuple):
     """New state by position of the counter. Nothing else may be written."""
 
 
-# ------------------------------------------------------------------------------------------------ values in the store
+# ---------------------------------------------------------------------------------------- values in the store
 
 
 def load(counter: Counter, value: Any, before: Any = None) -> Any:
-    """The state in a stored value (an int, ASCII digits, or the text that :func:`dump` made), or an Unreadable."""
+    """The state in a stored value (an int, ASCII digits, or text that :func:`dump` made), or an Unreadable.
+
+    A value that the store itself could not read is passed in as the Unreadable that comes out.
+    """
     kind = counter.kind
     if kind == SLIDING:
         now, earlier = _count(value), _count(before)
@@ -147,10 +151,10 @@ def load(counter: Counter, value: Any, before: Any = None) -> Any:
         if type(earlier) is Unreadable:
             return earlier
         return None if now is None and earlier is None else (now, earlier or 0)
-    if kind == FIXED or kind == BUCKET:
+    if kind in (FIXED, BUCKET):
         return _count(value)
-    if value is None:
-        return None
+    if value is None or type(value) is Unreadable:
+        return value
     if isinstance(value, bytes):
         value = value.decode("ascii", "replace")
     if type(value) is not str:
@@ -168,6 +172,8 @@ def _count(value: Any) -> Any:
     if value is None:
         return None
     kind = type(value)
+    if kind is Unreadable:
+        return value
     if kind is int:
         return value if 0 <= value <= MAX_COUNT else Unreadable("an integer out of range")
     if kind is bytes or kind is str:
@@ -180,14 +186,14 @@ def _count(value: Any) -> Any:
 def dump(counter: Counter, state: Any) -> int | str:
     """The value to store for a state: a plain integer for fixed, sliding and bucket, text for the others."""
     kind = counter.kind
-    if kind == FIXED or kind == BUCKET:
+    if kind in (FIXED, BUCKET):
         return state  # type: ignore[no-any-return]
     if kind == SLIDING:
         return state[0]  # type: ignore[no-any-return]
     return ",".join(map(str, state))
 
 
-# ---------------------------------------------------------------------------------------------------------- one counter
+# ------------------------------------------------------------------------------------------------ one counter
 
 
 class _Judgement(NamedTuple):
@@ -196,8 +202,6 @@ class _Judgement(NamedTuple):
     """Before the hit."""
     retry_after: int | None
     reason: Reason
-
-
 
 
 def _judge(counter: Counter, state: Any, now: int) -> _Judgement:
@@ -249,7 +253,10 @@ def _used(counter: Counter, state: Any, now: int) -> int:
 
 
 def interval(counter: Counter) -> int:
-    """Microseconds in which one hit comes back into a bucket, rounded up so that no more than the limit ever passes."""
+    """Microseconds in which one hit comes back into a bucket.
+
+    Rounded up, so that no more than the limit ever passes: a bucket refills by at most one hit a microsecond.
+    """
     return -(-counter.period // counter.limit) if counter.limit else 0
 
 
@@ -259,7 +266,7 @@ def _filled(counter: Counter, state: int | None, now: int) -> int:
         return 0
     capacity = interval(counter) * counter.limit
     filled = state - now
-    # Debt from a charge may reach one capacity more. What is beyond that, only a clock that stepped can have written.
+    # Debt from a charge may reach one capacity more. Only a clock that stepped can have written what is beyond.
     return filled if filled <= 2 * capacity else capacity
 
 
@@ -289,7 +296,7 @@ def _shrink(before: int, room: int, period: int, rest: int) -> int:
 
 
 def _in_flight(counter: Counter, state: tuple[int, ...] | None, now: int) -> tuple[int, ...]:
-    # An expiry further ahead than two holds comes from a clock that stepped: its owner will never be seen again.
+    # An expiry further ahead than two holds comes from a clock that stepped: its owner is never seen again.
     return tuple(at for at in state or () if now < at <= now + 2 * counter.period)
 
 
@@ -365,7 +372,7 @@ def _window_end(counter: Counter, now: int) -> int:
     return counter.end if counter.kind in (FIXED, SLIDING) else now + counter.period
 
 
-# ------------------------------------------------------------------------------------------------------ all of a request
+# ------------------------------------------------------------------------------------------- all of a request
 
 
 def transact(counters: Sequence[Counter], states: Sequence[Any], now: int) -> Outcome:
@@ -382,11 +389,11 @@ def transact(counters: Sequence[Counter], states: Sequence[Any], now: int) -> Ou
             if counter.flags & DENY_ON_ERROR:
                 denied_groups.add(counter.group)
             continue
-        judgement = _judge(counter, state, now)
-        judged.append(judgement)
-        if not judgement.allowed:
+        first = _judge(counter, state, now)
+        judged.append(first)
+        if not first.allowed:
             denied_groups.add(counter.group)
-            if judgement.reason is Reason.OVER_LIMIT:
+            if first.reason is Reason.OVER_LIMIT:
                 end = _window_end(counter, now)
                 denied_scopes[counter.scope] = max(denied_scopes.get(counter.scope, 0), end)
             else:
@@ -404,8 +411,10 @@ def transact(counters: Sequence[Counter], states: Sequence[Any], now: int) -> Ou
             if struck is not None:
                 writes[position] = state = struck
                 judgement = _judge(counter, state, now)
-            allowed, _, retry_after, reason = judgement
-            verdicts.append(Verdict(allowed, False, 0, 0, _reset_after(counter, state, now), retry_after, reason))
+            reset_after = _reset_after(counter, state, now)
+            verdicts.append(
+                Verdict(judgement.allowed, False, 0, 0, reset_after, judgement.retry_after, judgement.reason)
+            )
             continue
         charged = counter.cost != 0 and (
             counter.group not in denied_groups
@@ -414,8 +423,10 @@ def transact(counters: Sequence[Counter], states: Sequence[Any], now: int) -> Ou
         new = _charge(counter, state, now) if charged else None
         if new is None:
             charged = False
-            if counter.kind == BUCKET and state is not None and state - now > 2 * interval(counter) * counter.limit:
-                writes[position] = now + _filled(counter, state, now)  # heal, or the clamp would last until that clock
+            capacity = interval(counter) * counter.limit
+            if counter.kind == BUCKET and state is not None and state - now > 2 * capacity:
+                # Healed, or the clamp would last until that clock is right.
+                writes[position] = now + _filled(counter, state, now)
         else:
             writes[position] = state = new
         used = _used(counter, state, now)
@@ -446,12 +457,10 @@ def observe(counters: Sequence[Counter], states: Sequence[Any], now: int) -> lis
                 allowed,
                 False,
                 used,
-                max(counter.limit - used, 0),
+                0 if counter.kind == BAN else max(counter.limit - used, 0),
                 _reset_after(counter, state, now),
                 retry_after,
                 reason,
             )
         )
     return verdicts
-
-

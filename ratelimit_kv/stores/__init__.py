@@ -22,13 +22,13 @@ _STORES: tuple[tuple[str, str], ...] = (
     ("django_redis.cache.RedisCache", "redis.RedisStore"),
     ("django_valkey.cache.ValkeyCache", "redis.RedisStore"),
 )
-"""Backend class -> our store; subclasses of a backend count as it. Everything else is the generic ``cache.CacheStore``."""
+"""Backend class -> our store; a subclass of a backend counts as it. All else is the generic ``CacheStore``."""
 
 _stores: dict[str, Store] = {}
 
 
 def get_store(alias: str) -> Store:
-    """The store of a cache alias, one for the process. Raises InvalidCacheBackendError for an unknown alias."""
+    """The store of a cache alias, one for the process. Raises InvalidCacheBackendError for an unknown one."""
     try:
         return _stores[alias]
     except KeyError:

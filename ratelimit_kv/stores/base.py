@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from asgiref.sync import sync_to_async
 
-from ..algorithms import EXISTING, FORCE, Counter, Verdict
+from ..algorithms import EXISTING, FORCE, Counter, Unreadable, Verdict
 
-__all__ = ["ALL_KINDS", "CannotList", "Entry", "Store", "StoreError", "give_back"]
+__all__ = [
+    "ALL_KINDS",
+    "CannotList",
+    "Entry",
+    "Store",
+    "StoreError",
+    "give_back",
+    "start_of_keys",
+    "unpickle",
+]
 
 ALL_KINDS = frozenset("fsbcx")
 """Every algorithm: fixed, sliding, bucket, concurrent and ban."""
@@ -18,8 +28,9 @@ ALL_KINDS = frozenset("fsbcx")
 class StoreError(Exception):
     """The store did not answer with a number.
 
-    ``outage`` is True when the connection or the server failed, which is the breaker's business, and False when one key,
-    value or argument did, which is not: a single client must not be able to open the breaker for everybody.
+    ``outage`` is True when the connection or the server failed, which is the breaker's business, and False when
+    one key, value or argument did, which is not: a single client must not be able to open the breaker for
+    everybody.
     """
 
     def __init__(self, cause: str, *, outage: bool) -> None:
@@ -69,10 +80,10 @@ class Store:
         self.alias = alias
 
     def hit(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
-        """Check all, then charge all or none (``algorithms.transact``). ``now`` in microseconds since the epoch.
+        """Check all, then charge all or none (``algorithms.transact``); ``now`` in microseconds since the epoch.
 
-        The only way to count; refunds, charges and releases are hits with FORCE.
-        Raises StoreError when no counter could be judged; a single unreadable one is a verdict with STORE_ERROR.
+        The only way to count; refunds, charges and releases are hits with FORCE. Raises StoreError when no
+        counter could be judged; a single unreadable one is a verdict with STORE_ERROR.
         """
         raise NotImplementedError
 
@@ -105,9 +116,32 @@ class Store:
 
 
 def give_back(counters: Sequence[Counter], verdicts: Sequence[Verdict]) -> list[Counter]:
-    """The hit that undoes a hit: for stores and requests whose counters cannot be charged in one transaction."""
+    """The hit that undoes a hit, for counters that cannot be charged in one transaction."""
     return [
         counter._replace(cost=-counter.cost, flags=FORCE | EXISTING, group=position)
         for position, (counter, verdict) in enumerate(zip(counters, verdicts, strict=True))
         if verdict.charged
     ]
+
+
+def start_of_keys(cache: Any, prefix: str) -> str:
+    """How the keys of a cache begin whose part that is ours begins with ``prefix``.
+
+    Raises CannotList when the cache's KEY_FUNCTION does more than to put something in front.
+    """
+    start = str(cache.make_key(prefix))
+    if str(cache.make_key(prefix + "x")) != start + "x":
+        raise CannotList(
+            "The KEY_FUNCTION of this cache does more than to put something in front of a key, so keys cannot be "
+            "found by how they begin. Use one that ends in the key itself; counters can still be looked up one by "
+            "one."
+        )
+    return start
+
+
+def unpickle(pickled: bytes) -> Any:
+    """The object that a cache of Django has pickled, an Unreadable when it cannot be loaded."""
+    try:
+        return pickle.loads(pickled)
+    except Exception:  # noqa: BLE001 - somebody else's object runs his code, which may raise anything
+        return Unreadable("a pickle that cannot be loaded")
