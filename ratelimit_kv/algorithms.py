@@ -1,7 +1,7 @@
 """What a counter's value means: pure arithmetic on (counter, state, now), the same for every store.
 
 Times are integers in microseconds since the epoch, below 2**53 until the year 2255, so that a Redis script,
-whose only number is a double, computes the same. A *state* is what a store holds under a counter's key, parsed:
+whose only number is a double, computes the same. A *state* is what a store holds under a key, parsed:
 
 =============== ==== ================================= ==================================================
 algorithm       kind state                             allowed when
@@ -14,9 +14,9 @@ ban             x    (level, strikes, until, mark)     until <= now
 =============== ==== ================================= ==================================================
 
 ``None`` is a key that is not there; an ``Unreadable`` is a value that somebody else wrote.
-The sliding window is the two-counter approximation known from Cloudflare's "How we built rate limiting capable
-of scaling to millions of domains"; the bucket is the Generic Cell Rate Algorithm of ITU-T I.371 in its virtual
-scheduling form.
+The sliding window is the two-counter approximation known from Cloudflare's "How we built rate limiting
+capable of scaling to millions of domains"; the bucket is the Generic Cell Rate Algorithm of ITU-T I.371 in its
+virtual scheduling form.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def _filled(counter: Counter, state: int | None, now: int) -> int:
         return 0
     capacity = interval(counter) * counter.limit
     filled = state - now
-    # Debt from a charge may reach one capacity more. Only a clock that stepped can have written what is beyond.
+    # Debt from a charge may reach one capacity more. Only a clock that stepped can have written more.
     return filled if filled <= 2 * capacity else capacity
 
 

@@ -22,7 +22,7 @@ _STORES: tuple[tuple[str, str], ...] = (
     ("django_redis.cache.RedisCache", "redis.RedisStore"),
     ("django_valkey.cache.ValkeyCache", "redis.RedisStore"),
 )
-"""Backend class -> our store; a subclass of a backend counts as it. All else is the generic ``CacheStore``."""
+"""Backend class -> our store; a subclass of a backend counts as it. Else it is the generic one."""
 
 _stores: dict[str, Store] = {}
 
