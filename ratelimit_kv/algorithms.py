@@ -15,8 +15,8 @@ ban             x    (level, strikes, until, mark)     until <= now
 
 ``None`` is a key that is not there; an ``Unreadable`` is a value that somebody else wrote.
 The sliding window is the two-counter approximation known from Cloudflare's "How we built rate limiting
-capable of scaling to millions of domains"; the bucket is the Generic Cell Rate Algorithm of ITU-T I.371 in its
-virtual scheduling form.
+capable of scaling to millions of domains"; the bucket is the Generic Cell Rate Algorithm of ITU-T I.371 in
+its virtual scheduling form.
 """
 
 from __future__ import annotations

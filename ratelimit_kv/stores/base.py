@@ -80,7 +80,7 @@ class Store:
         self.alias = alias
 
     def hit(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
-        """Check all, then charge all or none (``algorithms.transact``). ``now``: microseconds since the epoch.
+        """Check all, then charge all or none (``algorithms.transact``). ``now``: microseconds since 1970.
 
         The only way to count; refunds, charges and releases are hits with FORCE. Raises StoreError when no
         counter could be judged; a single unreadable one is a verdict with STORE_ERROR.
@@ -132,9 +132,9 @@ def start_of_keys(cache: Any, prefix: str) -> str:
     start = str(cache.make_key(prefix))
     if str(cache.make_key(prefix + "x")) != start + "x":
         raise CannotList(
-            "The KEY_FUNCTION of this cache does more than to put something in front of a key, so keys cannot "
-            "be found by how they begin. Use one that ends in the key itself; counters can still be looked up "
-            "one by one."
+            "The KEY_FUNCTION of this cache does more than to put something in front of a key, so keys can't "
+            "be found by how they begin. Use one that ends in the key itself; single counters can still be "
+            "looked up."
         )
     return start
 

@@ -1,0 +1,256 @@
+"""What the tests of all stores share: counters as the limiter makes them, and a look at what is really stored."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from django.core.cache import caches
+from django.utils import timezone
+
+from ratelimit_kv.algorithms import BAN, BUCKET, CONCURRENT, EXISTING, FIXED, FORCE, SLIDING, Counter, Verdict
+from ratelimit_kv.stores import Store, get_store
+from tests.caches import child_environment
+
+SECOND = 1_000_000
+ALIAS = "default"
+
+real_sleep = time.sleep
+
+
+def microseconds() -> int:
+    return time.time_ns() // 1000
+
+
+def counter(
+    identity: str = "ip:203.0.113.9",
+    *,
+    kind: str = FIXED,
+    limit: int = 3,
+    now: int | None = None,
+    cost: int = 1,
+    period: int = 3600,
+    scope: str = "login",
+    **fields: Any,
+) -> Counter:
+    """A counter with the key, the end and the lifetime that the limiter gives it; ``period`` in seconds."""
+    now = microseconds() if now is None else now
+    length = period * SECOND
+    name = f"rl:{scope}:{kind}{period}:{{{identity}}}"
+    if kind in (FIXED, SLIDING):
+        number = now // length
+        end = (number + 1) * length
+        left = -(-(end - now) // SECOND)
+        fields.setdefault("ttl", left + 60 + (period if kind == SLIDING else 0))
+        if kind == SLIDING:
+            fields.setdefault("previous", f"{name}:{number - 1}")
+        name = f"{name}:{number}"
+    elif kind == BAN:
+        end = 0
+        fields.setdefault("maximum", 8 * length)
+        fields.setdefault("growth", 2.0)
+        fields.setdefault("ttl", 2 * 8 * period + 60)
+    else:
+        end = now + length
+        fields.setdefault("ttl", 2 * period + 60)
+    fields.setdefault("end", end)
+    fields.setdefault("key", name)
+    return Counter(kind=kind, limit=limit, cost=cost, period=length, **fields)
+
+
+def refund(taken: Counter, cost: int | None = None) -> Counter:
+    """The hit that gives back what ``taken`` took."""
+    return taken._replace(cost=-(taken.cost if cost is None else cost), flags=FORCE | EXISTING)
+
+
+@dataclass
+class Bench:
+    """One store over one cache, and the instruments to look at both."""
+
+    kind: str
+    cache: Any
+    alias: str = ALIAS
+
+    @property
+    def store(self) -> Store:
+        return get_store(self.alias)
+
+    def hit(self, *counters: Counter, now: int | None = None) -> list[Verdict]:
+        return self.store.hit(counters, microseconds() if now is None else now)
+
+    def peek(self, *counters: Counter, now: int | None = None) -> list[Verdict]:
+        return self.store.peek(counters, microseconds() if now is None else now)
+
+    def used(self, *counters: Counter, now: int | None = None) -> list[int]:
+        return [verdict.used for verdict in self.peek(*counters, now=now)]
+
+    def admitted(self, counters: Iterable[Counter], now: int | None = None) -> int:
+        return sum(self.hit(each, now=now)[0].allowed for each in counters)
+
+    def keys(self, prefix: str = "rl:") -> list[str]:
+        return sorted(entry.key for entry in self.store.scan(prefix))
+
+    def wait_for_expiry(self, seconds: float) -> None:
+        """Let real time pass where the server has its own clock."""
+        if self.kind != "locmem" and self.kind != "filebased" and not self.kind.startswith("database"):
+            real_sleep(seconds)
+
+    def seconds_left(self, key: str) -> float | None:
+        """Until the cache forgets the key, by what the cache itself has noted down; None when it is not there."""
+        made = self.cache.make_key(key)
+        if self.kind == "locmem":
+            expiry = self.cache._expire_info.get(made)
+            return None if expiry is None else expiry - time.time()
+        if self.kind == "filebased":
+            path = Path(self.cache._key_to_file(key))
+            return float(pickle.loads(path.read_bytes())) - time.time() if path.exists() else None
+        if self.kind.startswith("database"):
+            return _row_expiry(self.cache, made)
+        if self.kind in ("pymemcache", "pylibmc"):
+            host, port = self.cache._servers[0].split(":")
+            with socket.create_connection((host, int(port))) as connection:
+                connection.sendall(f"mg {made} t\r\n".encode())
+                answer = connection.recv(100).split()
+            return float(answer[1][1:]) if answer[0] == b"HD" else None
+        if self.kind == "redis":
+            left = self.cache._cache.get_client(None, write=True).pttl(made)
+        else:
+            left = self.cache.client.get_client(write=True).pttl(str(made))
+        assert left != -1, f"{key} never expires"
+        return None if left == -2 else left / 1000
+
+
+def _row_expiry(cache: Any, made: str) -> float | None:
+    from django.db import connections, models, router
+
+    connection = connections[router.db_for_read(cache.cache_model_class)]
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT expires FROM {cache._table} WHERE cache_key = %s", [made])
+        row = cursor.fetchone()
+    if row is None:
+        return None
+    field = models.Expression(output_field=models.DateTimeField())
+    expires: datetime = row[0]
+    for convert in connection.ops.get_db_converters(field):
+        expires = convert(expires, field, connection)
+    return (expires - timezone.now()).total_seconds()
+
+
+# ── Many at once ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def in_threads(number: int, work: Callable[[int], Any]) -> list[Any]:
+    """What ``work(0)``, ``work(1)``, ... return, each in a thread, started together."""
+    from django.db import connections
+
+    results: list[Any] = [None] * number
+    gate = threading.Barrier(number)
+
+    def run(position: int) -> None:
+        try:
+            gate.wait(30)
+            results[position] = work(position)
+        except BaseException as error:
+            results[position] = error
+        finally:
+            caches[ALIAS].close()
+            connections.close_all()
+
+    threads = [threading.Thread(target=run, args=(position,)) for position in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    if failed := next((result for result in results if isinstance(result, BaseException)), None):
+        raise failed
+    return results
+
+
+WORKER = """
+import json, sys, time
+import django
+django.setup()
+from ratelimit_kv.algorithms import Counter
+from ratelimit_kv.stores import get_store
+plan = json.loads(sys.stdin.readline())
+counters = [Counter(*fields) for fields in plan["counters"]]
+store = get_store("default")
+store.peek(counters, time.time_ns() // 1000)
+print("ready", flush=True)
+sys.stdin.readline()
+admitted, times = 0, []
+for _ in range(plan["hits"]):
+    start = time.perf_counter_ns()
+    verdicts = store.hit(counters, time.time_ns() // 1000)
+    times.append(time.perf_counter_ns() - start)
+    admitted += all(verdict.allowed for verdict in verdicts)
+print(json.dumps([admitted, times]))
+"""
+
+
+@dataclass
+class Run:
+    """What several processes together were given."""
+
+    admitted: int
+    times: list[int]
+    """Nanoseconds of each hit, shortest first."""
+
+    def __str__(self) -> str:
+        median = statistics.median(self.times) / 1000
+        late = self.times[-max(len(self.times) // 100, 1)] / 1000
+        return f"{self.admitted} admitted, a hit took {median:.0f} us (p99 {late:.0f})"
+
+
+def in_processes(plans: Sequence[Sequence[Counter]], hits: int) -> Run:
+    """``hits`` hits in a process of its own for each plan, all started together."""
+    environment = child_environment()
+    command = [sys.executable, "-W", "ignore", "-c", WORKER]
+    workers = [
+        subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in plans
+    ]
+    try:
+        for worker, counters in zip(workers, plans, strict=True):
+            assert worker.stdin
+            worker.stdin.write(json.dumps({"counters": counters, "hits": hits}) + "\n")
+            worker.stdin.flush()
+        for worker in workers:
+            assert worker.stdout
+            assert worker.stdout.readline() == "ready\n"
+        for worker in workers:
+            assert worker.stdin
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+        results = [json.loads(worker.communicate(timeout=60)[0]) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    times = sorted(itertools.chain.from_iterable(times for _, times in results))
+    return Run(sum(admitted for admitted, _ in results), times)
+
+
+# ── Key functions ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def piped_key(key: str, key_prefix: str, version: int) -> str:
+    """A KEY_FUNCTION that puts something else in front."""
+    return f"{version}|{key_prefix}|{key}"
+
+
+def reversed_key(key: str, key_prefix: str, version: int) -> str:
+    """A KEY_FUNCTION whose keys do not begin alike when ours do."""
+    return f"{key}|{key_prefix}|{version}"
