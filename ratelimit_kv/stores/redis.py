@@ -1,0 +1,220 @@
+"""Redis and Valkey: all counters of a request in one round trip, by one script."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from django.core.cache import caches
+from django.core.cache.backends.base import default_key_func
+from django.core.exceptions import ImproperlyConfigured
+
+from ..algorithms import BUCKET, FIXED, SLIDING, Counter, Unreadable, Verdict, interval, load, observe, transact
+from .base import Entry, Store, StoreError, start_of_keys
+from .redis_link import Link, failure, link_to, pack
+
+__all__ = ["RedisStore"]
+
+SCRIPT = Path(__file__).with_name("hit.lua").read_text("utf-8")
+_SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
+_BY_SHA = f"$7\r\nEVALSHA\r\n$40\r\n{_SHA}\r\n".encode()
+_IN_FULL = f"$4\r\nEVAL\r\n${len(SCRIPT.encode())}\r\n{SCRIPT}\r\n".encode()
+
+BATCH = 1000
+"""Keys looked at in one go when listing: a server is busy with that for less than a millisecond."""
+
+
+def _text(text: str) -> str:
+    """An argument of a command as it goes over the wire."""
+    return f"${len(text) if text.isascii() else len(text.encode())}\r\n{text}\r\n"
+
+
+@lru_cache(4096)
+def _number(number: int) -> str:
+    return _text(str(number))
+
+
+class RedisStore(Store):
+    """Exact among all processes; on a Cluster among the counters of one slot, which all of one identity are.
+
+    Works with django-redis, Django's RedisCache and django-valkey, with Sentinel and Cluster, and talks to the server
+    that writes go to. Neither serializer nor compressor of the cache is used: a counter is its digits.
+    """
+
+    name = "Redis"
+
+    def __init__(self, alias: str) -> None:
+        """Raises ImproperlyConfigured for a cache whose server cannot be told. Connects at the first use only."""
+        super().__init__(alias)
+        cache: Any = caches[alias]
+        ancestry = {ancestor.__name__ for ancestor in type(getattr(cache, "client", cache)).__mro__}
+        if "ShardClient" in ancestry:
+            raise ImproperlyConfigured(
+                f"CACHES[{alias!r}] spreads its keys by ShardClient, where several counters cannot be charged together. "
+                "Give the limiter an alias of its own, with one LOCATION or on a Redis Cluster."
+            )
+        self._key = _key_maker(cache)
+        self._lock = Lock()
+        self._link: Any = None
+
+    # ------------------------------------------------------------------------------------------------------- the server
+
+    def _connect(self) -> Link:
+        with self._lock:
+            if self._link is None:
+                self._link = link_to(_client(caches[self.alias]).connection_pool)
+            return self._link  # type: ignore[no-any-return]
+
+    def _run(self, count: int, command: bytes, link: Link) -> list[Any]:
+        """The answer of the script to ``count`` arguments, which begin with the number of keys."""
+        try:
+            try:
+                return link.call(b"*%d\r\n%b%b" % (count + 2, _BY_SHA, command))  # type: ignore[no-any-return]
+            except link.exceptions.NoScriptError:  # a new or restarted server: nothing has been run
+                return link.call(b"*%d\r\n%b%b" % (count + 2, _IN_FULL, command))  # type: ignore[no-any-return]
+        except link.errors as error:
+            raise failure(error) from error
+
+    # ---------------------------------------------------------------------------------------------------------- to count
+
+    def hit(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
+        values = self._run(*self._hit_command(counters, now), self._link or self._connect())
+        return transact(counters, _states(counters, values), now).verdicts
+
+    def peek(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
+        values = self._run(*self._peek_command(counters), self._link or self._connect())
+        return observe(counters, _states(counters, values), now)
+
+    def reset(self, keys: Sequence[str]) -> int:
+        link = self._link or self._connect()
+        made = [self._key(key).encode() for key in keys]
+        try:
+            return sum(
+                link.call(pack(b"UNLINK", *made[start : start + BATCH])) for start in range(0, len(made), BATCH)
+            )
+        except link.errors as error:
+            raise failure(error) from error
+
+    def _hit_command(self, counters: Sequence[Counter], now: int) -> tuple[int, bytes]:
+        key = self._key
+        keys, arguments = [], []
+        group = counters[0].group if counters else 0
+        for counter in counters:
+            if counter.kind != FIXED or counter.flags or counter.group != group:
+                return self._any_hit_command(counters, now)
+            keys.append(_text(key(counter.key)))
+            arguments.append(_number(counter.limit) + _number(counter.cost) + _number(counter.ttl))
+        count = len(keys)
+        return 2 + 4 * count, f"{_number(count)}{''.join(keys)}$5\r\nfixed\r\n{''.join(arguments)}".encode()
+
+    def _any_hit_command(self, counters: Sequence[Counter], now: int) -> tuple[int, bytes]:
+        arguments = ["hit", str(now)]
+        for counter in counters:
+            kind, limit, cost, period, end, ttl = counter[1:7]
+            factor = interval(counter) if kind == BUCKET else counter.growth
+            rest = (counter.flags, counter.group, counter.scope, factor, counter.maximum)
+            arguments += map(str, (kind, limit, cost, period, end, ttl, *rest))
+        return self._command(counters, arguments)
+
+    def _peek_command(self, counters: Sequence[Counter]) -> tuple[int, bytes]:
+        return self._command(counters, ["peek"])
+
+    def _command(self, counters: Sequence[Counter], arguments: list[str]) -> tuple[int, bytes]:
+        keys = []
+        for counter in counters:
+            keys.append(self._key(counter.key))
+            if counter.kind == SLIDING:
+                keys.append(self._key(counter.previous))
+        words = [str(len(keys)), *keys, *arguments]
+        return len(words), "".join(map(_text, words)).encode()
+
+    # ----------------------------------------------------------------------------------------------------------- to list
+
+    def scan(self, prefix: str) -> Iterator[Entry]:
+        """Every key that starts with ``prefix``, as a stream. Raises CannotList, StoreError.
+
+        The server walks over all of its keys, a thousand at a time, and serves others in between. It may come by a key
+        twice while it grows or shrinks its table; so may the stream.
+        """
+        start = start_of_keys(caches[self.alias], prefix)
+        link = self._link or self._connect()
+        try:
+            yield from _entries(link, start, prefix)
+        except link.errors as error:
+            raise failure(error) from error
+
+
+def _entries(link: Link, start: str, prefix: str) -> Iterator[Entry]:
+    pattern = re.sub(r"([*?\[\]\\])", r"\\\1", start).encode() + b"*"
+    skip = len(start.encode())
+    cursor, found = b"0", dict[bytes, None]()
+    while True:
+        cursor, keys = link.call(pack(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % BATCH))
+        found |= dict.fromkeys(keys)
+        if len(found) >= BATCH or cursor == b"0":
+            for key, value in zip(found, _read(link, list(found)), strict=True):
+                if value is not None:
+                    yield Entry(prefix + key[skip:].decode("utf-8", "replace"), value)
+            found = {}
+        if cursor == b"0":
+            return
+
+
+def _read(link: Link, keys: list[bytes]) -> list[Any]:
+    """The values under these keys, an Unreadable for what is no text."""
+    if not keys:
+        return []
+    values: list[Any] = link.call(pack(b"MGET", *keys))
+    # MGET is silent about a list or a hash. Asked for it alone, the server says that it is one.
+    silent = [position for position, value in enumerate(values) if value is None]
+    if silent:
+        for position, value in zip(silent, link.call_many([pack(b"GET", keys[p]) for p in silent]), strict=True):
+            values[position] = _refused(value) if isinstance(value, Exception) else value
+    return values
+
+
+def _states(counters: Sequence[Counter], values: list[Any]) -> list[Any]:
+    states = []
+    position = 0
+    for counter in counters:
+        value = values[position]
+        position += 1
+        before = None
+        if counter.kind == SLIDING:
+            before = values[position]
+            position += 1
+        state = load(counter, value, before)
+        if type(state) is Unreadable:
+            for each in (value, before):
+                if isinstance(each, Exception):
+                    state = _refused(each)
+        states.append(state)
+    return states
+
+
+def _refused(error: Exception) -> Unreadable:
+    """What the server's refusal to read one key means: another type under it, or else that nothing works."""
+    if "WRONGTYPE" in str(error):
+        return Unreadable("a list, hash, set or the like")
+    raise failure(error) from error
+
+
+def _key_maker(cache: Any) -> Callable[[str], str]:
+    """``cache.make_key`` without the cache, which belongs to one thread and is slower."""
+    make, prefix, version = cache.key_func, cache.key_prefix, cache.version
+    if make is default_key_func:
+        start = make("", prefix, version)
+        return lambda key: start + key
+    return lambda key: str(make(key, prefix, version))
+
+
+def _client(cache: Any) -> Any:
+    """The client that writes: made once, for its settings."""
+    if hasattr(cache, "client"):  # django-redis, django-valkey
+        return cache.client.get_client(write=True)
+    return cache._cache.get_client(None, write=True)
