@@ -1,0 +1,121 @@
+"""The parent's side of the workers: starting them, ordering, taking turns."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.adapters import Backend, NotSupported
+from benchmarks.worker import serve
+
+PATIENCE = 90.0
+"""Seconds that an order may take before its worker is given up."""
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    ["benchmarks.worker", "django.core.handlers.wsgi", "django.core.cache", "redis"]
+)
+_indexes = itertools.count()
+
+
+class Failed(Exception):
+    """A worker could not do what it was told."""
+
+
+class Worker:
+    """A handle on one process: ``worker.hit(...)`` is ``order`` and ``answer`` in one."""
+
+    def __init__(self, name: str, backend: Backend) -> None:
+        self.name = name
+        self.index = next(_indexes)
+        self._pipe, theirs = _context.Pipe()
+        self._process = _context.Process(target=serve, args=(theirs, name, backend, self.index), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def order(self, method: str, *args: Any) -> None:
+        self._pipe.send((method, args))
+
+    def answer(self, patience: float = PATIENCE) -> Any:
+        try:
+            if not self._pipe.poll(patience):
+                self._process.kill()
+                raise Failed(f"no answer within {patience:.0f} s")
+            outcome, value = self._pipe.recv()
+        except (EOFError, ConnectionError) as error:
+            raise Failed("its process ended") from error
+        if outcome == "not supported":
+            raise NotSupported(value)
+        if outcome == "failed":
+            raise Failed(value)
+        return value
+
+    def __getattr__(self, method: str) -> Any:
+        def call(*args: Any) -> Any:
+            self.order(method, *args)
+            return self.answer()
+
+        return call
+
+    def stop(self) -> None:
+        with contextlib.suppress(OSError):
+            self._pipe.send(None)
+        self._process.join(3)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._pipe.close()
+
+
+@contextlib.contextmanager
+def workers(names: Sequence[str], backend: Backend) -> Iterator[tuple[list[Worker], dict[str, str]]]:
+    """A worker for each of these adapters, and why some of them have none. All are ended with the block."""
+    crew = [Worker(name, backend) for name in names]
+    failed: dict[str, str] = {}
+    try:
+        ready = []
+        for worker in crew:  # they start side by side; tables are made one after the other
+            try:
+                worker.answer()
+                worker.prepare()
+                ready.append(worker)
+            except Failed as error:
+                failed[worker.name] = str(error)
+        yield ready, failed
+    finally:
+        for worker in crew:
+            worker.stop()
+
+
+@dataclass
+class Times:
+    """What the rounds of one worker in one situation gave, in microseconds a call."""
+
+    calls: int
+    """Calls a round."""
+    limited: list[float] = field(default_factory=list)
+    bare: list[float] = field(default_factory=list)
+    units: list[float] = field(default_factory=list)
+    """What the unit took in the same round."""
+
+    def summary(self) -> dict[str, float | int]:
+        """``added`` is what the limit adds to the bare view; ratios are in units."""
+        best = min(self.limited) - min(self.bare)
+        ratios = [
+            (limited - bare) / unit
+            for limited, bare, unit in zip(self.limited, self.bare, self.units, strict=True)
+        ]
+        return {
+            "added_best_us": round(best, 2),
+            "added_median_us": round(statistics.median(self.limited) - statistics.median(self.bare), 2),
+            "bare_best_us": round(min(self.bare), 2),
+            "ratio_best": round(best / min(self.units), 3),
+            "ratio_median": round(statistics.median(ratios), 3),
+            "calls_a_round": self.calls,
+            "rounds": len(self.limited),
+        }
