@@ -21,7 +21,7 @@ ROOF = 7
 FLOORS = {
     **dict.fromkeys(["rates", "algorithms", "decisions", "exceptions", "steps"], 0),
     **dict.fromkeys(["identity", "client_ip", "stores", "signals", "callables"], 1),
-    **dict.fromkeys(["scopes", "guard"], 2),
+    **dict.fromkeys(["scopes", "marks", "guard"], 2),
     **dict.fromkeys(["conf"], 3),
     **dict.fromkeys(["limiter"], 4),
     **dict.fromkeys(["door", "http", "inspection"], 5),
