@@ -21,6 +21,7 @@ _STORES: tuple[tuple[str, str], ...] = (
     ("django.core.cache.backends.redis.RedisCache", "redis.RedisStore"),
     ("django_redis.cache.RedisCache", "redis.RedisStore"),
     ("django_valkey.cache.ValkeyCache", "redis.RedisStore"),
+    ("django_valkey.cluster_cache.cache.ClusterValkeyCache", "redis.RedisStore"),
 )
 """Backend class -> our store; a subclass of a backend counts as it. Else it is the generic one."""
 
