@@ -417,8 +417,7 @@ def transact(counters: Sequence[Counter], states: Sequence[Any], now: int) -> Ou
             )
             continue
         charged = counter.cost != 0 and (
-            counter.group not in denied_groups
-            or bool(counter.flags & COUNT_DENIED and counter.scope in denied_scopes)
+            counter.group not in denied_groups or bool(counter.flags & COUNT_DENIED and counter.scope in denied_scopes)
         )
         new = _charge(counter, state, now) if charged else None
         if new is None:

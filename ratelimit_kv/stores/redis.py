@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from django.core.cache import caches
@@ -16,6 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..algorithms import BUCKET, FIXED, SLIDING, Counter, Unreadable, Verdict, interval, load, observe, transact
 from .base import Entry, Store, StoreError, start_of_keys
+from .redis_cluster import Cluster, Slot, hit_across, slot_of
 from .redis_link import Link, failure, link_to, pack
 
 __all__ = ["RedisStore"]
@@ -59,19 +59,35 @@ class RedisStore(Store):
                 "Give the limiter an alias of its own, with one LOCATION or on a Redis Cluster."
             )
         self._key = _key_maker(cache)
-        self._lock = Lock()
-        self._link: Any = None
+        self._link: Link | Cluster | None = None
+
+    @property
+    def is_exact(self) -> bool:  # type: ignore[override]
+        """False on a Cluster: counters in several slots are charged one after the other, and given back.
+
+        Exact for the counters of one identity, which share a slot, also there. Connects when nothing has before.
+        """
+        try:
+            return not isinstance(self._link or self._connect(), Cluster)
+        except StoreError:
+            return False  # only the client of a Cluster connects when it is made
 
     # ------------------------------------------------------------------------------------------------------- the server
 
-    def _connect(self) -> Link:
-        with self._lock:
-            if self._link is None:
-                self._link = link_to(_client(caches[self.alias]).connection_pool)
-            return self._link  # type: ignore[no-any-return]
+    def _connect(self) -> Link | Cluster:
+        try:
+            client = _client(caches[self.alias])
+        except Exception as error:
+            # The client of a Cluster connects when it is made.
+            if type(error).__module__.partition(".")[0] in ("redis", "valkey"):
+                raise failure(error) from error
+            raise
+        is_cluster = hasattr(client, "nodes_manager")
+        self._link = Cluster(client) if is_cluster else link_to(client.connection_pool)
+        return self._link
 
-    def _run(self, count: int, command: bytes, link: Link) -> list[Any]:
-        """The answer of the script to ``count`` arguments, which begin with the number of keys."""
+    def _run(self, link: Link | Slot, count: int, command: bytes) -> list[Any]:
+        """The answer of the script to ``count`` arguments, the first of which is the number of keys."""
         try:
             try:
                 return link.call(b"*%d\r\n%b%b" % (count + 2, _BY_SHA, command))  # type: ignore[no-any-return]
@@ -83,22 +99,46 @@ class RedisStore(Store):
     # ---------------------------------------------------------------------------------------------------------- to count
 
     def hit(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
-        values = self._run(*self._hit_command(counters, now), self._link or self._connect())
+        link = self._link or self._connect()
+        if isinstance(link, Cluster):
+            return hit_across(self._by_slot(link, counters), self._hit, counters, now)
+        return self._hit(link, counters, now)
+
+    def _hit(self, link: Link | Slot, counters: Sequence[Counter], now: int) -> list[Verdict]:
+        values = self._run(link, *self._hit_command(counters, now))
         return transact(counters, _states(counters, values), now).verdicts
 
     def peek(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
-        values = self._run(*self._peek_command(counters), self._link or self._connect())
+        link = self._link or self._connect()
+        if not isinstance(link, Cluster):
+            return self._peek(link, counters, now)
+        verdicts: list[Any] = [None] * len(counters)
+        for slot, positions in self._by_slot(link, counters):
+            answers = self._peek(slot, [counters[position] for position in positions], now)
+            for position, verdict in zip(positions, answers, strict=True):
+                verdicts[position] = verdict
+        return verdicts
+
+    def _peek(self, link: Link | Slot, counters: Sequence[Counter], now: int) -> list[Verdict]:
+        values = self._run(link, *self._command(counters, ["peek"]))
         return observe(counters, _states(counters, values), now)
 
     def reset(self, keys: Sequence[str]) -> int:
         link = self._link or self._connect()
         made = [self._key(key).encode() for key in keys]
         try:
-            return sum(
-                link.call(pack(b"UNLINK", *made[start : start + BATCH])) for start in range(0, len(made), BATCH)
-            )
+            if isinstance(link, Cluster):
+                return sum(link.call(slot_of(key), pack(b"UNLINK", key)) for key in made)
+            batches = [made[start : start + BATCH] for start in range(0, len(made), BATCH)]
+            return sum(link.call(pack(b"UNLINK", *batch)) for batch in batches)
         except link.errors as error:
             raise failure(error) from error
+
+    def _by_slot(self, cluster: Cluster, counters: Sequence[Counter]) -> list[tuple[Slot, list[int]]]:
+        positions: dict[int, list[int]] = {}
+        for position, counter in enumerate(counters):
+            positions.setdefault(slot_of(self._key(counter.key).encode()), []).append(position)
+        return [(Slot(cluster, slot), those) for slot, those in positions.items()]
 
     def _hit_command(self, counters: Sequence[Counter], now: int) -> tuple[int, bytes]:
         key = self._key
@@ -121,9 +161,6 @@ class RedisStore(Store):
             arguments += map(str, (kind, limit, cost, period, end, ttl, *rest))
         return self._command(counters, arguments)
 
-    def _peek_command(self, counters: Sequence[Counter]) -> tuple[int, bytes]:
-        return self._command(counters, ["peek"])
-
     def _command(self, counters: Sequence[Counter], arguments: list[str]) -> tuple[int, bytes]:
         keys = []
         for counter in counters:
@@ -144,20 +181,22 @@ class RedisStore(Store):
         start = start_of_keys(caches[self.alias], prefix)
         link = self._link or self._connect()
         try:
-            yield from _entries(link, start, prefix)
+            for each in link.primaries() if isinstance(link, Cluster) else [link]:
+                yield from _entries(each, start, prefix, one_by_one=isinstance(link, Cluster))
         except link.errors as error:
             raise failure(error) from error
 
 
-def _entries(link: Link, start: str, prefix: str) -> Iterator[Entry]:
+def _entries(link: Link, start: str, prefix: str, *, one_by_one: bool) -> Iterator[Entry]:
     pattern = re.sub(r"([*?\[\]\\])", r"\\\1", start).encode() + b"*"
     skip = len(start.encode())
-    cursor, found = b"0", dict[bytes, None]()
+    cursor = b"0"
+    found: dict[bytes, None] = {}
     while True:
         cursor, keys = link.call(pack(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % BATCH))
         found |= dict.fromkeys(keys)
-        if len(found) >= BATCH or cursor == b"0":
-            for key, value in zip(found, _read(link, list(found)), strict=True):
+        if found and (len(found) >= BATCH or cursor == b"0"):
+            for key, value in zip(found, _read(link, list(found), one_by_one), strict=True):
                 if value is not None:
                     yield Entry(prefix + key[skip:].decode("utf-8", "replace"), value)
             found = {}
@@ -165,16 +204,14 @@ def _entries(link: Link, start: str, prefix: str) -> Iterator[Entry]:
             return
 
 
-def _read(link: Link, keys: list[bytes]) -> list[Any]:
-    """The values under these keys, an Unreadable for what is no text."""
-    if not keys:
-        return []
-    values: list[Any] = link.call(pack(b"MGET", *keys))
-    # MGET is silent about a list or a hash. Asked for it alone, the server says that it is one.
+def _read(link: Link, keys: list[bytes], one_by_one: bool) -> list[Any]:
+    """The values under these keys, None where there is none, an Unreadable for what is no text."""
+    # A Cluster has no MGET for keys of several slots; and MGET is silent about a list or a hash.
+    values: list[Any] = [None] * len(keys) if one_by_one else link.call(pack(b"MGET", *keys))
     silent = [position for position, value in enumerate(values) if value is None]
-    if silent:
-        for position, value in zip(silent, link.call_many([pack(b"GET", keys[p]) for p in silent]), strict=True):
-            values[position] = _refused(value) if isinstance(value, Exception) else value
+    answers = link.call_many([pack(b"GET", keys[position]) for position in silent]) if silent else []
+    for position, value in zip(silent, answers, strict=True):
+        values[position] = _refused(value) if isinstance(value, Exception) else value
     return values
 
 

@@ -1,0 +1,486 @@
+"""Settings, read once into one frozen Config. Nothing else reads settings."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.dispatch import receiver
+
+from . import marks
+from .callables import Function, load_function
+from .client_ip import ClientIP, ProxyError
+from .identity import Identities
+from .marks import Mark
+from .rates import Rate, RateError
+from .scopes import OPTIONS, Defaults, Problem, Scope, did_you_mean, parse_family
+
+__all__ = ["Config", "Remember", "get_config", "load"]
+
+logger = logging.getLogger("ratelimit_kv")
+
+SETTING = "RATELIMIT_KV"
+READS = frozenset(
+    (
+        SETTING,
+        "CACHES",
+        "DEBUG",
+        "LANGUAGES",
+        "ROOT_URLCONF",
+        "SECRET_KEY",
+        "SESSION_COOKIE_NAME",
+        "USE_I18N",
+        "MIDDLEWARE",
+    )
+)
+"""Settings that a Config depends on."""
+MIDDLEWARE = "ratelimit_kv.middleware.RateLimitMiddleware"
+
+
+class Remember(NamedTuple):
+    """REMEMBER_DENIED."""
+
+    entries: int = 10_000
+    seconds: float = 5.0
+
+
+@dataclass(frozen=True, eq=False)
+class Config:
+    """All settings in force."""
+
+    enabled: bool = True
+    defaults: Defaults = Defaults()
+    families: Mapping[str, tuple[Scope, ...]] = field(default_factory=dict)
+    """Name as written in SCOPES -> the scopes that it makes."""
+    headers: str = "draft"
+    identities: Identities = None  # type: ignore[assignment]
+    remember: Remember | None = Remember()
+    breaker_failures: int = 3
+    breaker_seconds: float = 5.0
+    processes: int | None = None
+    response: Function | None = None
+    exempt: Function | None = None
+    has_exempt_ips: bool = False
+    debug: bool = False
+    has_middleware: bool = False
+    languages: frozenset[str] = frozenset()
+    """Language prefixes that a path may start with, lower-cased; empty without USE_I18N."""
+
+    @cached_property
+    def scopes(self) -> tuple[Scope, ...]:
+        """Every scope of the settings, in their order."""
+        return tuple(scope for family in self.families.values() for scope in family)
+
+    @cached_property
+    def site(self) -> tuple[Where, ...]:
+        """The scopes that settings apply somewhere, with what tells where."""
+        return tuple(Where(scope) for scope in self.scopes if scope.has_where and scope.mode != "off")
+
+    @cached_property
+    def site_fails_closed(self) -> bool:
+        """Whether some scope of the site denies when it cannot be judged."""
+        return any(where.scope.on_error == "deny" for where in self.site)
+
+    def scopes_for(self, path: str, url_name: str | None, method: str) -> tuple[Scope, ...]:
+        """The settings' scopes that apply to a request. ``url_name`` is None for a request that no view was found for."""
+        site = self.site
+        if not site:
+            return ()
+        spellings: tuple[str, ...] | None = None
+        found = []
+        for where in site:
+            scope = where.scope
+            if scope.methods is not None and method not in scope.methods and method != "OPTIONS":
+                continue
+            if url_name not in scope.url_names:
+                if where.everywhere:
+                    pass
+                elif not scope.paths:
+                    continue
+                else:
+                    if spellings is None:
+                        spellings = self._spellings(path)
+                    if not where.matches(spellings):
+                        continue
+            if url_name is not None and url_name in scope.exempt_url_names:
+                continue
+            if scope.exempt_paths and _listed(path, scope.exempt_paths):
+                continue
+            found.append(scope)
+        return tuple(found)
+
+    def _spellings(self, path: str) -> tuple[str, ...]:
+        """The path as PATHS are compared: slashes folded, case folded, no trailing slash; also without its language."""
+        plain = fold_path(path)
+        first, _, rest = plain[1:].partition("/")
+        return (plain, f"/{rest}") if first in self.languages else (plain,)
+
+    def family(self, name: str) -> tuple[Scope, ...]:
+        """The scopes of a name: of the settings, else of a decorated view. Raises ImproperlyConfigured if there is none."""
+        try:
+            return self.families[name]
+        except KeyError:
+            pass
+        for scope in self.scopes:
+            if scope.name == name:  # one member of a family, such as signin.account
+                return (scope,)
+        try:
+            return self.decorated[name]
+        except KeyError:
+            known = [*self.families, *self.decorated]
+            raise ImproperlyConfigured(
+                f"There is no rate limit scope {name!r}.{did_you_mean(name, known)} "
+                f"Scopes are {', '.join(sorted(known)) or 'none'}: write it into {SETTING}['SCOPES']."
+            ) from None
+
+    @cached_property
+    def decorated(self) -> Mapping[str, tuple[Scope, ...]]:
+        """Inline scopes by name, found by walking the URLconf."""
+        found: dict[str, tuple[Scope, ...]] = {}
+        for _, _, view in marks.views():
+            for mark in marks.marks_of(view):
+                if mark.is_inline:
+                    scopes = self.of_mark(mark, view)
+                    found.setdefault(scopes[0].family, scopes)
+        return found
+
+    @cached_property
+    def _inline(self) -> dict[tuple[Mark, str], tuple[Scope, ...]]:
+        return {}
+
+    @cached_property
+    def _named(self) -> dict[Mark, tuple[Scope, ...]]:
+        return {}
+
+    def of_mark(self, mark: Mark, view: Any) -> tuple[Scope, ...]:
+        """The scopes of a mark on a view, made once. Raises ImproperlyConfigured for unknown names."""
+        if mark.names:
+            scopes = self._named.get(mark)
+            if scopes is None:
+                scopes = tuple(self._here(scope, mark) for name in mark.names for scope in self.family(name))
+                self._named[mark] = scopes
+            return scopes
+        name = mark.name_on(view)
+        scopes = self._inline.get((mark, name))
+        if scopes is None:
+            scopes, problems = parse_family(
+                name, mark.options, self.defaults, f"rate_limit(scope={name!r})", marks.view_name(view)
+            )
+            if problems:
+                raise ImproperlyConfigured("\n".join(map(str, problems)))
+            self._inline[mark, name] = scopes
+        return scopes
+
+    def _here(self, scope: Scope, mark: Mark) -> Scope:
+        """A settings' scope as a decorator uses it: only cost and methods are the decorator's."""
+        if mark.cost is not None:
+            scope = replace(scope, cost=mark.cost)
+        if mark.methods is not None:
+            scope = replace(scope, methods=mark.methods)
+        return scope
+
+    @cached_property
+    def _for_options(self) -> dict[Scope, Scope]:
+        return {}
+
+    def for_options(self, scope: Scope) -> Scope:
+        """The counter that OPTIONS requests of a scope have, made once."""
+        found = self._for_options.get(scope)
+        if found is None:
+            found = self._for_options[scope] = scope.for_options()
+        return found
+
+
+class Where:
+    """Where a scope of the settings applies."""
+
+    __slots__ = ("everywhere", "exact", "prefixes", "scope")
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.everywhere = "*" in scope.paths or "/*" in scope.paths
+        self.exact = {fold_path(path) for path in scope.paths if not path.endswith("*")}
+        self.prefixes = tuple(re.sub("/{2,}", "/", path[:-1]).casefold() for path in scope.paths if path.endswith("*"))
+
+    def matches(self, spellings: tuple[str, ...]) -> bool:
+        """Whether one of a path's spellings is meant."""
+        return any(
+            path in self.exact or path.startswith(self.prefixes) or f"{path}/".startswith(self.prefixes)
+            for path in spellings
+        )
+
+
+def fold_path(path: str) -> str:
+    """One spelling for a path: repeated slashes are one, no trailing slash, case folded."""
+    if "//" in path:
+        path = re.sub("/{2,}", "/", path)
+    return path.rstrip("/").casefold() or "/"
+
+
+def _listed(path: str, patterns: tuple[str, ...]) -> bool:
+    """EXEMPT_PATHS: as they stand, a trailing star apart. No folding: an exemption must not be wider than it looks."""
+    return any(path.startswith(one[:-1]) if one.endswith("*") else path == one for one in patterns)
+
+
+# --------------------------------------------------------------------------------------------------------- reading
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a yes or no. Write True or False.")
+    return value
+
+
+def _prefix(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,32}", value):
+        raise ValueError(f"{value!r} cannot start our keys. Write 1 to 32 of A-Z a-z 0-9 _ . -")
+    return value
+
+
+def _choice(*words: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if value not in words:
+            raise ValueError(
+                f"{value!r} is unknown.{did_you_mean(value, words)} Write one of {', '.join(map(repr, words))}."
+            )
+        return str(value)
+
+    return parse
+
+
+def _number(value: Any, low: float, high: float, whole: bool, what: str) -> Any:
+    fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if not fits or not low <= value <= high:
+        raise ValueError(f"{what} {value!r} is not {'an integer' if whole else 'a number'} from {low} to {high}.")
+    return value
+
+
+def _pair(value: Any, first: str, second: str, default: tuple[Any, Any]) -> tuple[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f'{value!r} is not a dict. Write {{"{first}": {default[0]}, "{second}": {default[1]}}}.')
+    for word in value:
+        if word not in (first, second):
+            raise ValueError(
+                f"{word!r} is unknown.{did_you_mean(word, (first, second))} There are {first} and {second}."
+            )
+    return value.get(first, default[0]), value.get(second, default[1])
+
+
+def _remember(value: Any) -> Remember | None:
+    if value is None:
+        return None
+    entries, seconds = _pair(value, "ENTRIES", "SECONDS", (10_000, 5))
+    return Remember(
+        _number(entries, 1, 10_000_000, True, "ENTRIES"), float(_number(seconds, 0.1, 60, False, "SECONDS"))
+    )
+
+
+def _breaker(value: Any) -> tuple[int, float]:
+    failures, seconds = _pair(value, "FAILURES", "SECONDS", (3, 5))
+    return _number(failures, 1, 1000, True, "FAILURES"), float(_number(seconds, 0.1, 3600, False, "SECONDS"))
+
+
+def _processes(value: Any) -> int | None:
+    return None if value is None else int(_number(value, 1, 100_000, True, ""))
+
+
+def _text(value: Any) -> str | None:
+    if value is not None and (not isinstance(value, str) or not value):
+        raise ValueError(f"{value!r} is not text.")
+    return value
+
+
+def _alias(value: Any) -> str:
+    if not isinstance(value, str) or value not in settings.CACHES:
+        raise ValueError(
+            f"{value!r} is not an alias in CACHES.{did_you_mean(value, settings.CACHES)} "
+            f"There are {', '.join(sorted(settings.CACHES))}."
+        )
+    return value
+
+
+def _function(value: Any) -> Function | None:
+    return None if value is None else load_function(value)
+
+
+TOP: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "ENABLED": (True, _boolean),
+    "CACHE": ("default", _alias),
+    "PREFIX": ("rl", _prefix),
+    "SCOPES": ({}, lambda value: value),
+    "ON_ERROR": ("allow", OPTIONS["ON_ERROR"][1]),
+    "HEADERS": ("draft", _choice("draft", "legacy", "none")),
+    "TRUSTED_PROXIES": ((), lambda value: value),
+    "CLIENT_IP_HEADER": (None, _text),
+    "IPV4_PREFIX": (32, lambda value: value),
+    "IPV6_PREFIX": (64, lambda value: value),
+    "HASH_IDENTITIES": (False, _boolean),
+    "HASH_KEY": (None, _text),
+    "REMEMBER_DENIED": ({"ENTRIES": 10_000, "SECONDS": 5}, _remember),
+    "BREAKER": ({"FAILURES": 3, "SECONDS": 5}, _breaker),
+    "PROCESSES": (None, _processes),
+    "RESPONSE": (None, _function),
+    "EXEMPT": (None, _function),
+    "EXEMPT_IPS": ((), lambda value: value),
+    "ENV_PREFIX": (None, _text),
+}
+"""Option of the top level -> default and parser, which raises ValueError."""
+
+
+def load() -> tuple[Config, list[Problem]]:
+    """Read the settings: the Config, and everything that is wrong with them (then the Config is not to be used)."""
+    given = getattr(settings, SETTING, {})
+    if not isinstance(given, Mapping):
+        return Config(), [Problem(SETTING, f"{given!r} is not a dict. Write {SETTING} = {{'SCOPES': {{...}}}}.")]
+    problems = [
+        Problem(SETTING, f"{option!r} is not an option.{did_you_mean(option, TOP)}")
+        for option in given
+        if option not in TOP
+    ]
+    values: dict[str, Any] = {}
+    for option, (default, parse) in TOP.items():
+        try:
+            values[option] = parse(given.get(option, default))
+        except (ValueError, TypeError) as error:
+            problems.append(Problem(f'{SETTING}["{option}"]', str(error)))
+            values[option] = default
+    try:
+        client_ip = ClientIP.build(
+            values["TRUSTED_PROXIES"],
+            values["CLIENT_IP_HEADER"],
+            values["IPV4_PREFIX"],
+            values["IPV6_PREFIX"],
+            values["EXEMPT_IPS"],
+        )
+    except ProxyError as error:
+        problems.append(Problem(SETTING, str(error)))
+        client_ip = ClientIP.build()
+    if problems:
+        return Config(), problems
+    defaults = Defaults(values["CACHE"], values["PREFIX"], values["ON_ERROR"])
+    families = _families(values["SCOPES"], defaults, problems)
+    if values["ENV_PREFIX"]:
+        families = _from_environment(families, values["ENV_PREFIX"], problems)
+    failures, seconds = values["BREAKER"]
+    config = Config(
+        enabled=values["ENABLED"],
+        defaults=defaults,
+        families=families,
+        headers=values["HEADERS"],
+        identities=Identities.build(
+            client_ip,
+            values["HASH_KEY"] or settings.SECRET_KEY,
+            values["HASH_IDENTITIES"],
+            settings.SESSION_COOKIE_NAME,
+        ),
+        remember=values["REMEMBER_DENIED"],
+        breaker_failures=failures,
+        breaker_seconds=seconds,
+        processes=values["PROCESSES"],
+        response=values["RESPONSE"],
+        exempt=values["EXEMPT"],
+        has_exempt_ips=bool(values["EXEMPT_IPS"]),
+        debug=settings.DEBUG,
+        has_middleware=MIDDLEWARE in settings.MIDDLEWARE,
+        languages=frozenset(code.lower() for code, _ in settings.LANGUAGES) if settings.USE_I18N else frozenset(),
+    )
+    return config, problems
+
+
+def _families(given: Any, defaults: Defaults, problems: list[Problem]) -> dict[str, tuple[Scope, ...]]:
+    path = f'{SETTING}["SCOPES"]'
+    if not isinstance(given, Mapping):
+        problems.append(Problem(path, f"{given!r} is not a dict. Write {{'ask': '20/h'}}."))
+        return {}
+    families: dict[str, tuple[Scope, ...]] = {}
+    owners: dict[str, str] = {}
+    for name, options in given.items():
+        here = f'{path}["{name}"]'
+        scopes, found = parse_family(name, options, defaults, here)
+        problems.extend(found)
+        for scope in scopes:
+            if scope.cache not in settings.CACHES:
+                problems.append(
+                    Problem(
+                        f'{here}["CACHE"]',
+                        f"{scope.cache!r} is not an alias in CACHES.{did_you_mean(scope.cache, settings.CACHES)}",
+                    )
+                )
+            if scope.name in owners:
+                problems.append(
+                    Problem(here, f"the name {scope.name!r} is also made by {owners[scope.name]!r}. Rename one.")
+                )
+            owners[scope.name] = name
+        if scopes:
+            families[name] = scopes
+    return families
+
+
+def _from_environment(
+    families: dict[str, tuple[Scope, ...]], prefix: str, problems: list[Problem]
+) -> dict[str, tuple[Scope, ...]]:
+    """Overrides like RATE_LIMIT_AUTH_MAX=10 and RATE_LIMIT_AUTH_WINDOW=60 (seconds); MAX=0 switches the scope off."""
+    words = {re.sub(r"[^A-Z0-9]", "_", name.upper()): name for name in families}
+    changed = dict(families)
+    for variable in sorted(name for name in os.environ if name.startswith(prefix)):
+        word, _, what = variable[len(prefix) :].rpartition("_")
+        text = os.environ[variable]
+        name = words.get(word)
+        if name is None or what not in ("MAX", "WINDOW"):
+            possible = [f"{prefix}{word}_{what}" for word in words for what in ("MAX", "WINDOW")]
+            problems.append(
+                Problem(
+                    variable,
+                    f"names no scope and option.{did_you_mean(variable, possible)} Write {prefix}<SCOPE>_MAX or _WINDOW.",
+                )
+            )
+            continue
+        scopes = changed[name]
+        if len(scopes) != 1 or scopes[0].rates is None or len(scopes[0].rates) != 1 or scopes[0].rates[0].calendar:
+            problems.append(Problem(variable, f"the scope {name!r} has not exactly one plain rate to override."))
+            continue
+        if not text.isascii() or not text.isdigit():
+            problems.append(Problem(variable, f"{text!r} is not a whole number."))
+            continue
+        scope, rate = scopes[0], scopes[0].rates[0]
+        if what == "MAX" and int(text) == 0:
+            logger.warning("%s=0 switches the rate limit scope %s off", variable, name)
+            changed[name] = (replace(scope, mode="off"),)
+            continue
+        try:
+            new = Rate(int(text), rate.period) if what == "MAX" else Rate(rate.limit, int(text))
+        except RateError as error:
+            problems.append(Problem(variable, str(error)))
+            continue
+        changed[name] = (replace(scope, rates=(new,)),)
+    return changed
+
+
+_config: Config | None = None
+
+
+def get_config() -> Config:
+    """The Config in force, read on first use. Raises ImproperlyConfigured that lists everything that is wrong."""
+    global _config
+    config = _config
+    if config is None:
+        config, problems = load()
+        if problems:
+            raise ImproperlyConfigured("\n".join(map(str, problems)))
+        _config = config
+    return config
+
+
+@receiver(setting_changed)
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    global _config
+    if setting in READS:
+        _config = None

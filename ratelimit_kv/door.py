@@ -1,0 +1,148 @@
+"""What every door does: decide before the view, give back and tell after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from . import http
+from .algorithms import CONCURRENT
+from .callables import CallableError
+from .conf import Config, get_config
+from .decisions import Decision, tightest
+from .exceptions import RateLimited
+from .limiter import RequestLimits, check_flow, limits_of, logger, reset_flow, runtime, settle_flow, ticks
+from .marks import Mark, is_exempt
+from .scopes import Scope
+from .steps import Steps, run
+
+__all__ = ["applicable", "begin", "fail", "finish", "refuse", "scopes_of_mark"]
+
+STOCK_OPTIONS = ("django.views.generic.base", "rest_framework.views")
+"""Modules whose ``options()`` only describes the view."""
+
+
+def scopes_of_mark(config: Config, mark: Mark, request: HttpRequest, view: Any) -> Sequence[Scope]:
+    """The scopes of a mark for a request. Inline ones are named after the view that Django resolved."""
+    match = request.resolver_match
+    return config.of_mark(mark, match.func if match is not None else view)
+
+
+def applicable(config: Config, scopes: Iterable[Scope], request: HttpRequest, view: Any) -> Sequence[Scope]:
+    """Those of the scopes that count this request's method."""
+    method = request.method or ""
+    if method != "OPTIONS":
+        return [scope for scope in scopes if scope.methods is None or method in scope.methods]
+    # A preflight never spends the caller's budget. Where answering it costs what a request costs, it has its own.
+    view_class = getattr(view, "view_class", None) or getattr(view, "cls", None)
+    stock = view_class is not None and getattr(view_class, "options", None) is not None
+    if stock and view_class.options.__module__ in STOCK_OPTIONS:
+        return [scope for scope in scopes if scope.methods is not None and method in scope.methods]
+    return [
+        config.for_options(scope) if scope.methods is None else scope
+        for scope in scopes
+        if scope.methods is None or method in scope.methods
+    ]
+
+
+def begin(request: HttpRequest, scopes: Sequence[Scope]) -> Steps[HttpResponseBase | None]:
+    """Decide the scopes. The refusal if one denied, None when the view may go on."""
+    limits = yield from check_flow(request, scopes)
+    names = {scope.name for scope in scopes}
+    denied = [decision for decision in limits.decisions if not decision.allowed and decision.scope in names]
+    if not denied:
+        return None
+    return (yield from _refusal(get_config(), request, limits, denied))
+
+
+def refuse(request: HttpRequest, error: RateLimited) -> HttpResponseBase:
+    """The refusal for a RateLimited that a view raised."""
+    config = get_config()
+    limits = limits_of(request)
+    return run(_refusal(config, request, limits, error.decisions))
+
+
+def _refusal(
+    config: Config, request: HttpRequest, limits: RequestLimits, denied: Sequence[Decision]
+) -> Steps[HttpResponseBase]:
+    decision = tightest(denied)
+    assert decision is not None
+    if decision.scope not in limits.scopes:
+        # Asked without this request: its own scope still says how the refusal looks.
+        limits.record([scope for scope in config.scopes if scope.name == decision.scope], [])
+    return (yield from http.refuse(config, request, limits, decision))
+
+
+def finish(request: HttpRequest, response: Any) -> Steps[Any]:
+    """After the view: give back what should not count, release what is in flight, tell the numbers."""
+    limits = limits_of(request)
+    if limits.finished or not limits.by_name:
+        return response
+    limits.finished = True
+    config = get_config()
+    yield from _outcomes(request, response, limits)
+    http.write_headers(config, request, response, limits)
+    return response
+
+
+def fail(request: HttpRequest, error: BaseException) -> Steps[None]:
+    """After a view that raised: it counts as the status that Django makes of the exception."""
+    limits = limits_of(request)
+    if limits.by_name and not limits.finished:
+        limits.finished = True
+        yield from _outcomes(request, http.response_of(error), limits)
+
+
+def _outcomes(request: HttpRequest, response: Any, limits: RequestLimits) -> Steps[None]:
+    for name, decision in list(limits.by_name.items()):
+        scope = limits.scopes[name]
+        if not scope.gives_back:
+            continue
+        if scope.algorithm == CONCURRENT:
+            if decision.receipt is None:
+                continue
+            if getattr(response, "streaming", False):
+                _release_when_closed(limits, name, response)
+            else:
+                limits.by_name[name] = yield from settle_flow(decision, 0)
+            continue
+        if scope.count_if is not None and decision.receipt is not None:
+            counts = yield from _judge(scope, scope.count_if, request, response, True)
+            if not counts:
+                limits.by_name[name] = yield from settle_flow(decision, 0)
+        if scope.reset_if is not None and decision.allowed and decision.identity:
+            resets = yield from _judge(scope, scope.reset_if, request, response, False)
+            if resets:
+                yield from reset_flow(scope, decision.identity)
+
+
+def _judge(scope: Scope, function: Any, request: HttpRequest, response: Any, default: bool) -> Steps[bool]:
+    try:
+        answer = yield function.step(request, response)
+    except CallableError as error:
+        if runtime().throttle.due(("callable", scope.name), ticks()):
+            logger.error("scope %s: %s", scope.name, error, exc_info=error.__cause__, extra={"scope": scope.name})
+        return default
+    return bool(answer)
+
+
+def _release_when_closed(limits: RequestLimits, name: str, response: Any) -> None:
+    """In flight until the stream ends: servers close every response, also when the client has gone."""
+
+    class Release:
+        def close(self) -> None:
+            decision = limits.by_name[name]
+            limits.by_name[name] = run(settle_flow(decision, 0))
+
+    response._resource_closers.append(Release().close)
+
+
+def exempt(request: HttpRequest, view: Any) -> bool:
+    """Whether the view is marked exempt; noted on the request, so that nobody counts it."""
+    if not is_exempt(view):
+        return False
+    limits_of(request).exempt = True
+    return True

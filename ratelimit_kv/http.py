@@ -1,0 +1,259 @@
+"""Decisions as HTTP: the refusal and the headers. Nothing else builds a response or writes a header.
+
+Headers follow draft-ietf-httpapi-ratelimit-headers-11, the refusal RFC 6585 (429), RFC 9110 (Retry-After) and, for clients
+that prefer JSON, RFC 9457 (problem details).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from functools import lru_cache
+from typing import Any
+
+from django.core.exceptions import (
+    BadRequest,
+    PermissionDenied,
+    RequestDataTooBig,
+    SuspiciousOperation,
+    TooManyFieldsSent,
+)
+from django.http import Http404, HttpRequest, HttpResponse
+from django.http.multipartparser import MultiPartParserError
+from django.http.response import HttpResponseBase
+from django.template import loader
+
+from .callables import CallableError
+from .conf import Config
+from .decisions import Decision, Reason, tightest
+from .limiter import RequestLimits
+from .rates import ceil_seconds
+from .scopes import Scope
+from .steps import Steps
+
+__all__ = ["phrase", "refuse", "response_of", "write_headers"]
+
+logger = logging.getLogger("ratelimit_kv")
+
+PROBLEM_TYPE = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+"""The problem type that the draft registers."""
+TITLES = {
+    429: "Too many requests",
+    503: "Temporarily unavailable",
+    400: "Bad request",
+}
+TEMPLATES = ("429.html", "ratelimit_kv/429.html")
+QUIET_WAIT = 60
+"""Seconds: a QUIET scope rounds the wait up to whole minutes."""
+
+
+def phrase(seconds: float | None) -> str:
+    """A wait for people, in English, rounded up: "45 seconds", "12 minutes", "3 hours", "2 days"."""
+    if seconds is None:
+        return "a while"
+    whole = ceil_seconds(seconds)
+    for size, limit, word in ((1, 120, "second"), (60, 7200, "minute"), (3600, 172_800, "hour"), (86400, 0, "day")):
+        if whole < limit or not limit:
+            count = -(-whole // size)
+            return f"{count} {word}" if count == 1 else f"{count} {word}s"
+    raise AssertionError
+
+
+def wait_of(decision: Decision, scope: Scope | None) -> int | None:
+    """The seconds of Retry-After: whole, from 1; None when no wait helps."""
+    if decision.status == 400:
+        return None
+    if decision.retry_after is None:
+        return None if decision.reason is Reason.IMPOSSIBLE else 1
+    wait = ceil_seconds(decision.retry_after)
+    if scope is not None and scope.quiet:
+        wait = -(-wait // QUIET_WAIT) * QUIET_WAIT
+    return wait
+
+
+def refuse(config: Config, request: HttpRequest, limits: RequestLimits, decision: Decision) -> Steps[HttpResponseBase]:
+    """The response for a denial: the scope's RESPONSE, else the project's, else MESSAGE or our own words."""
+    scope = limits.scopes.get(decision.scope)
+    wait = wait_of(decision, scope)
+    response: Any = None
+    function = (scope.response if scope is not None else None) or config.response
+    if function is not None:
+        try:
+            response = yield function.step(request, decision)
+        except CallableError as error:
+            logger.error("scope %s: %s", decision.scope, error, exc_info=error.__cause__)
+        else:
+            if not isinstance(response, HttpResponseBase):
+                logger.error(
+                    "scope %s: %s returned %s, not a response",
+                    decision.scope,
+                    function.name,
+                    type(response).__name__,
+                )
+                response = None
+    if response is None:
+        response = _own(request, decision, scope, wait)
+    headers = response.headers
+    if wait is not None and "Retry-After" not in headers:
+        headers["Retry-After"] = str(wait)
+    headers["Cache-Control"] = "no-store"
+    # Our log has the transition; Django's would have a line, and ADMINS a mail, for every single refusal.
+    response._has_been_logged = True
+    return response  # type: ignore[no-any-return]
+
+
+def _own(request: HttpRequest, decision: Decision, scope: Scope | None, wait: int | None) -> HttpResponse:
+    status = decision.status
+    text = _words(decision, scope, wait)
+    kind = preferred(request)
+    if kind == "json":
+        body = {"type": "about:blank", "title": TITLES[status], "status": status, "detail": text}
+        if status == 429:
+            body["type"] = PROBLEM_TYPE
+            if scope is None or not scope.quiet:
+                body["violated-policies"] = [
+                    name
+                    for name, state in zip(policy_names(decision), decision.rates, strict=True)
+                    if not state.allowed
+                ] or [decision.scope]
+        if wait is not None:
+            body["retry_after"] = wait
+        return HttpResponse(json.dumps(body), content_type="application/problem+json", status=status)
+    if kind == "html":
+        html = _page(status, text, decision, scope, wait)
+        if html is not None:
+            return HttpResponse(html, status=status)
+    return HttpResponse(f"{text}\n", content_type="text/plain; charset=utf-8", status=status)
+
+
+def _words(decision: Decision, scope: Scope | None, wait: int | None) -> str:
+    status = decision.status
+    if status == 429 and scope is not None and scope.message is not None:
+        limit = decision.limit if decision.limit is not None else ""
+        return scope.message.format(retry_after=phrase(wait), limit=limit, scope=decision.scope)
+    if status == 503:
+        return "This is not available right now. Please try again in a moment."
+    if status == 400:
+        return "This request does not say who is asking."
+    if wait is None:
+        return "This request asks for more than is allowed at once."
+    return f"Too many requests. Please try again in {phrase(wait)}."
+
+
+def _page(status: int, text: str, decision: Decision, scope: Scope | None, wait: int | None) -> str | None:
+    # Without the request: context processors would touch the session and the user of somebody who is being refused.
+    context = {
+        "status": status,
+        "title": TITLES[status],
+        "message": text,
+        "decision": decision,
+        "scope": decision.scope if scope is None or not scope.quiet else "",
+        "limit": decision.limit,
+        "retry_after": wait,
+        "retry_after_phrase": phrase(wait),
+    }
+    try:
+        return loader.select_template(TEMPLATES).render(context)
+    except Exception:  # the project's template may do anything; a refusal must not become a 500
+        logger.exception("the page for refused requests (%s) could not be rendered", " or ".join(TEMPLATES))
+        return None
+
+
+def preferred(request: HttpRequest) -> str:
+    """``html``, ``json`` or ``text``, by Accept; a client that takes anything gets JSON if it sent JSON."""
+    accept = request.META.get("HTTP_ACCEPT", "*/*")
+    if accept != "*/*":
+        kind = request.get_preferred_type(("text/html", "application/problem+json", "application/json", "text/plain"))
+        if kind == "text/html" and "text/html" not in accept:
+            kind = None  # it takes anything
+        if kind is not None:
+            return {"text/html": "html", "text/plain": "text"}.get(kind, "json")
+    return "json" if (request.content_type or "").endswith("json") else "text"
+
+
+# --------------------------------------------------------------------------------------------------------- headers
+
+
+def policy_names(decision: Decision) -> tuple[str, ...]:
+    """The names of a scope's policies: the scope's, with the window where it has several rates."""
+    if len(decision.rates) == 1:
+        return (decision.scope,)
+    return tuple(f"{decision.scope}.{state.window}s" for state in decision.rates)
+
+
+@lru_cache(maxsize=4096)
+def _policy(name: str, limit: int, window: int) -> str:
+    return f'"{name}";q={limit};w={window}' if window else f'"{name}";q={limit}'
+
+
+def write_headers(config: Config, request: HttpRequest, response: Any, limits: RequestLimits) -> None:
+    """RateLimit-Policy and RateLimit (or the X- headers), if the response is this caller's alone."""
+    style = config.headers
+    if style == "none":
+        return
+    scopes = limits.scopes
+    mine = [
+        decision
+        for decision in limits.by_name.values()
+        if decision.remaining is not None
+        and (scope := scopes[decision.scope]).key.is_private
+        and not scope.quiet
+        and scope.mode == "enforce"
+    ]
+    if not mine or _is_shared(request, response):
+        return
+    headers = response.headers
+    best = mine[0] if len(mine) == 1 else tightest(mine)
+    assert best is not None
+    if style == "legacy":
+        if "X-RateLimit-Limit" not in headers:
+            headers["X-RateLimit-Limit"] = str(best.limit)
+            headers["X-RateLimit-Remaining"] = str(best.remaining)
+            headers["X-RateLimit-Reset"] = str(ceil_seconds(best.reset_after))
+        return
+    if "RateLimit" in headers or "RateLimit-Policy" in headers:
+        return
+    if len(mine) == 1 and len(best.rates) == 1:
+        state = best.rates[0]
+        name = best.scope
+        headers["RateLimit-Policy"] = _policy(name, state.limit, state.window)
+    else:
+        headers["RateLimit-Policy"] = ", ".join(
+            _policy(name, state.limit, state.window)
+            for decision in mine
+            for name, state in zip(policy_names(decision), decision.rates, strict=True)
+        )
+        name = best.scope
+        for candidate, state in zip(policy_names(best), best.rates, strict=True):
+            if state.limit == best.limit and state.window == best.window:
+                name = candidate
+    after = best.retry_after if best.retry_after is not None and not best.allowed else best.reset_after
+    headers["RateLimit"] = f'"{name}";r={best.remaining};t={ceil_seconds(after)}'
+
+
+def _is_shared(request: HttpRequest, response: Any) -> bool:
+    """Whether others may be given this response: one caller's numbers must not stand in it."""
+    control = response.headers.get("Cache-Control")
+    if control is None:
+        return bool(getattr(request, "_cache_update_cache", False))  # Django's page cache is about to keep it
+    control = control.lower()
+    if "private" in control or "no-store" in control:
+        return False
+    return "public" in control or "max-age" in control or bool(getattr(request, "_cache_update_cache", False))
+
+
+def response_of(error: BaseException) -> HttpResponse:
+    """The status that Django makes of a view's exception, as an empty response for COUNT_IF to look at."""
+    status = getattr(error, "status_code", None)  # REST framework's and Ninja's own exceptions carry theirs
+    if not isinstance(status, int) or not 400 <= status <= 599:
+        if isinstance(error, Http404):
+            status = 404
+        elif isinstance(error, PermissionDenied):
+            status = 403
+        elif isinstance(error, RequestDataTooBig | TooManyFieldsSent):
+            status = 413 if isinstance(error, RequestDataTooBig) else 400
+        elif isinstance(error, BadRequest | SuspiciousOperation | MultiPartParserError):
+            status = 400
+        else:
+            status = 500
+    return HttpResponse(status=status)

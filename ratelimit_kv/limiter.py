@@ -1,0 +1,1046 @@
+"""Counting and deciding: check, hit, peek, settle and reset, and what a request remembers of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from django.dispatch import Signal
+from django.http import HttpRequest
+
+from . import signals
+from .algorithms import BAN, CONCURRENT, EXISTING, FORCE, MAX_COUNT, MICROSECOND, Counter, Verdict
+from .callables import CallableError, Function
+from .conf import Config, get_config
+from .decisions import Decision, RateState, Reason, tightest
+from .guard import Breaker, DeniedLog, DeniedMemory, LocalCounters, Throttle
+from .identity import Part
+from .scopes import Plan, Scope
+from .steps import Step, Steps, arun, run
+from .stores import StoreError, get_store
+from .stores.base import give_back
+
+__all__ = [
+    "RequestLimits",
+    "acheck",
+    "ahit",
+    "apeek",
+    "areset",
+    "asettle",
+    "check",
+    "forget",
+    "hit",
+    "inner",
+    "now",
+    "peek",
+    "reset",
+    "reset_all",
+    "settle",
+    "ticks",
+]
+
+logger = logging.getLogger("ratelimit_kv")
+
+ATTRIBUTE = "rate_limit"
+"""Where a request keeps its RequestLimits."""
+
+
+def now() -> int:
+    """Microseconds since the epoch. With :func:`ticks` the only reader of the clock, so freezing time works everywhere."""
+    return time.time_ns() // 1000
+
+
+def ticks() -> float:
+    """Seconds of a clock that does not step, for deadlines within this process."""
+    return time.monotonic()
+
+
+# ------------------------------------------------------------------------------------------ state of this process
+
+
+class Runtime:
+    """What this process remembers while one Config is in force."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.memory = DeniedMemory(config.remember.entries, config.remember.seconds) if config.remember else None
+        self.log = DeniedLog()
+        self.throttle = Throttle()
+        self._breakers: dict[str, Breaker] = {}
+        self._local: dict[str, LocalCounters] = {}
+
+    def breaker(self, alias: str) -> Breaker:
+        """The breaker of a store."""
+        found = self._breakers.get(alias)
+        if found is None:
+            found = self._breakers.setdefault(
+                alias, Breaker(alias, self.config.breaker_failures, self.config.breaker_seconds)
+            )
+        return found
+
+    def local(self, alias: str) -> LocalCounters:
+        """This process's own count for a store that is away."""
+        found = self._local.get(alias)
+        return found if found is not None else self._local.setdefault(alias, LocalCounters())
+
+    def forget(self, scope: str, identity: str) -> None:
+        """Something was given back: a remembered denial may no longer be true."""
+        if self.memory is not None:
+            self.memory.forget(scope, identity)
+
+
+_runtime: Runtime | None = None
+
+
+def runtime() -> Runtime:
+    """The state for the Config in force."""
+    global _runtime
+    config = get_config()
+    found = _runtime
+    if found is None or found.config is not config:
+        found = _runtime = Runtime(config)
+    return found
+
+
+def forget() -> None:
+    """Drop what this process remembers: denials, breakers, local counts. Also done in a forked child."""
+    global _runtime
+    _runtime = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=forget)
+
+
+# ----------------------------------------------------------------------------------------------- talking to stores
+
+
+class Resting(StoreError):
+    """The breaker is open: the store was not asked."""
+
+
+def _ask_store(rt: Runtime, alias: str, method: str, *args: Any) -> Steps[Any]:
+    """Call a store's method behind its breaker. Raises StoreError, whatever happens."""
+    breaker = rt.breaker(alias)
+    began = ticks()
+    if not breaker.allows(began):
+        raise Resting("the store is being given a rest", outage=False)
+    try:
+        store = get_store(alias)
+        if store.inline:
+            result = getattr(store, method)(*args)
+        else:
+            result = yield Step(partial(getattr(store, method), *args), partial(getattr(store, f"a{method}"), *args))
+    except StoreError as error:
+        failure = error
+    except AssertionError:  # a test that forbids queries: DatabaseOperationForbidden is one
+        raise
+    except Exception as error:  # a cache that we do not know may raise anything; a limiter must not be the outage
+        failure = StoreError(f"{type(error).__name__}", outage=False)
+        failure.__cause__ = error
+    else:
+        if breaker.succeeded(began):
+            yield from _recovered(rt, alias)
+        return result
+    if failure.outage:
+        done = ticks()
+        if breaker.failed(done, done - began):
+            logger.error(
+                "store %s failed (%s): breaker opened, next try in about %s s",
+                alias,
+                failure.cause,
+                breaker.seconds,
+                extra={"alias": alias},
+            )
+            yield from _send(signals.store_failed, alias=alias)
+    elif breaker.succeeded(began):  # it answered, if not with what we wanted
+        yield from _recovered(rt, alias)
+    raise failure
+
+
+def _recovered(rt: Runtime, alias: str) -> Steps[None]:
+    rt.local(alias).forget()
+    logger.warning("store %s answers again: breaker closed", alias, extra={"alias": alias})
+    yield from _send(signals.store_recovered, alias=alias)
+
+
+def _send(signal: Signal, **words: Any) -> Steps[None]:
+    if signal.has_listeners(None):
+        yield Step(partial(signal.send_robust, None, **words), partial(signal.asend_robust, None, **words))
+
+
+def _say_store_error(rt: Runtime, scope: Scope, alias: str, cause: str) -> Steps[None]:
+    """One record a scope and interval, and one signal an alias and interval."""
+    at = ticks()
+    if rt.throttle.due(("store", scope.name), at):
+        logger.warning(
+            "store error: scope %s, store %s (%s), answered by ON_ERROR %r",
+            scope.name,
+            alias,
+            cause,
+            scope.on_error,
+            extra={"scope": scope.name, "alias": alias},
+        )
+        if not rt.breaker(alias).is_open and rt.throttle.due(("signal", alias), at):
+            yield from _send(signals.store_failed, alias=alias)
+
+
+# ---------------------------------------------------------------------------------------------------- one decision
+
+
+class Ask:
+    """One scope of one hit on its way to the store."""
+
+    __slots__ = ("cost", "counters", "identity", "is_local", "number", "plan", "scope", "verdicts")
+
+    def __init__(self, scope: Scope, plan: Plan, identity: str, cost: int, number: int) -> None:
+        self.scope = scope
+        self.plan = plan
+        self.identity = identity
+        self.cost = cost
+        self.number = number
+        self.counters: list[Counter] = []
+        self.verdicts: Sequence[Verdict] = ()
+        self.is_local = False
+
+    @property
+    def group(self) -> int:
+        """Enforced scopes are one group; each shadow scope is judged apart."""
+        return self.number + 1 if self.scope.mode == "shadow" else 0
+
+    def fill(self, at: int, share: int = 1) -> list[Counter]:
+        """Make the counters."""
+        self.counters = self.scope.counters(self.plan, self.identity, self.cost, at, self.number, self.group, share)
+        return self.counters
+
+
+class Ledger:
+    """What a hit has really added, so that no more than that is ever given back, over all ways and threads."""
+
+    __slots__ = ("charges", "identity", "is_local", "lock", "plan", "scope")
+
+    def __init__(self, ask: Ask) -> None:
+        self.scope = ask.scope
+        self.plan = ask.plan
+        self.identity = ask.identity
+        self.is_local = ask.is_local
+        self.lock = threading.Lock()
+        charged = [
+            counter
+            for counter, verdict in zip(ask.counters, ask.verdicts, strict=True)
+            if verdict.charged and counter.kind != BAN
+        ]
+        self.charges: list[tuple[int, list[Counter]]] = [(ask.cost, charged)] if charged else []
+
+    @property
+    def total(self) -> int:
+        """What is charged now."""
+        return sum(amount for amount, _ in self.charges)
+
+    def change(self, total: int, at: int) -> list[Counter]:
+        """Note that the total is to be this, and return the hit that makes it so.
+
+        Giving back goes to the windows that were charged, the latest first; more goes to the window that is current.
+        """
+        hit: list[Counter] = []
+        with self.lock:
+            missing = min(max(total, 0), MAX_COUNT) - self.total
+            if missing > 0:
+                more = [
+                    counter._replace(flags=FORCE, group=position)
+                    for position, counter in enumerate(self.scope.counters(self.plan, self.identity, missing, at, 0, 0))
+                    if counter.kind != BAN
+                ]
+                self.charges.append((missing, more))
+                hit = more
+            while missing < 0 and self.charges:
+                amount, counters = self.charges.pop()
+                back = min(amount, -missing)
+                if back < amount:
+                    self.charges.append((amount - back, counters))
+                missing += back
+                hit += [counter._replace(cost=-back, flags=FORCE | EXISTING, group=len(hit)) for counter in counters]
+        return hit
+
+
+def _decide(
+    rt: Runtime, request: HttpRequest, limits: RequestLimits, scopes: Sequence[Scope], cost: int | None = None
+) -> Steps[list[Decision]]:
+    """Decide scopes for a request in one round trip a store. A denial from memory ends it early, alone."""
+    ids = rt.config.identities
+    memo = limits.memo
+    done: list[Decision] = []
+    asks: list[Ask] = []
+    later: list[Scope] = []
+    at, tick = now(), ticks()
+    for scope in scopes:
+        if scope.mode == "off":
+            continue
+        plan = scope.plan
+        if plan is None and scope.rate is None:
+            done.append(Decision(scope=scope.name, identity="", allowed=True, reason=Reason.EXEMPT, cost=0))
+            continue
+        identity = scope.key.quick(request, ids, memo)
+        if plan is None or type(identity) is Part or identity is None or type(scope.cost) is not int:
+            later.append(scope)
+            continue
+        weight = scope.cost if cost is None else cost
+        known = _remembered(rt, scope, identity, plan, weight, at, tick)
+        if known is not None:
+            return [known]
+        asks.append(Ask(scope, plan, identity, weight, len(asks)))
+    for scope in later:
+        answer = yield from _weigh(rt, request, memo, scope, cost)
+        if answer is None:
+            continue
+        if type(answer) is Decision:
+            if not answer.allowed:
+                return [answer]
+            done.append(answer)
+            continue
+        assert isinstance(answer, Ask)
+        answer.number = len(asks)
+        known = _remembered(rt, answer.scope, answer.identity, answer.plan, answer.cost, at, tick)
+        if known is not None:
+            return [known]
+        asks.append(answer)
+    if asks:
+        done += yield from _settle_asks(rt, request, limits, asks, at)
+    return done
+
+
+def _remembered(
+    rt: Runtime, scope: Scope, identity: str, plan: Plan, cost: int, at: int, tick: float
+) -> Decision | None:
+    memory = rt.memory
+    if memory is None or not memory._known:
+        return None
+    known = memory.find(scope.name, identity, plan.token, cost, at, tick)
+    if known is None:
+        return None
+    before = known.decision
+    return Decision(
+        scope=scope.name,
+        identity=identity,
+        allowed=False,
+        limit=before.limit,
+        window=before.window,
+        remaining=before.remaining,
+        reset_after=max(known.reset_at - at, 0) / MICROSECOND,
+        retry_after=(known.until - at) / MICROSECOND,
+        cost=cost,
+        reason=Reason.REMEMBERED,
+        rates=before.rates,
+    )
+
+
+def _weigh(
+    rt: Runtime, request: HttpRequest, memo: dict[Part, str | None], scope: Scope, cost: int | None
+) -> Steps[Ask | Decision | None]:
+    """Identity, rates and cost of a scope that has to wait for one of them."""
+    ids = rt.config.identities
+    identity = ""
+    try:
+        found = yield from scope.key.identify(request, ids, memo)
+        if found is None:
+            if scope.on_missing == "deny":
+                return Decision(scope=scope.name, identity="", allowed=scope.mode == "shadow", reason=Reason.MISSING)
+            if scope.on_missing == "skip":
+                return Decision(scope=scope.name, identity="", allowed=True, reason=Reason.MISSING, cost=0)
+            found = ids.ip(request)
+        identity = found
+        plan = scope.plan
+        if scope.rate is not None:
+            rates = yield from _once(memo, scope.rate, request)
+            try:
+                plan = scope.with_rates(rates)
+            except ValueError as error:
+                raise CallableError(scope.rate, f"returned {type(rates).__name__}, not a rate") from error
+        if plan is None:
+            return Decision(scope=scope.name, identity=identity, allowed=True, reason=Reason.EXEMPT, cost=0)
+        if cost is None:
+            if type(scope.cost) is int:
+                cost = scope.cost
+            else:
+                function = scope.cost
+                assert isinstance(function, Function)
+                cost = yield from _once(memo, function, request)
+                if type(cost) is not int or not 0 <= cost <= MAX_COUNT:
+                    raise CallableError(function, f"returned {type(cost).__name__}, not an int from 0 to 2**53 - 1")
+    except CallableError as error:
+        if rt.throttle.due(("callable", scope.name), ticks()):
+            logger.error("scope %s: %s", scope.name, error, exc_info=error.__cause__, extra={"scope": scope.name})
+        allowed = scope.on_error != "deny" or scope.mode == "shadow"
+        return Decision(scope=scope.name, identity=identity, allowed=allowed, reason=Reason.CALLABLE_ERROR)
+    return Ask(scope, plan, identity, cost, 0)
+
+
+def _once(memo: dict[Any, Any], function: Function, request: HttpRequest) -> Steps[Any]:
+    """A callable's answer, called once a request."""
+    if function not in memo:
+        memo[function] = yield function.step(request)
+    return memo[function]
+
+
+def _settle_asks(
+    rt: Runtime, request: HttpRequest | None, limits: RequestLimits | None, asks: list[Ask], at: int
+) -> Steps[list[Decision]]:
+    """All asks of a hit to their stores: one trip an alias, all or nothing over all of them."""
+    taken: list[tuple[str, list[Ask]]] = []
+    denied = False
+    for alias, batch in _batches(asks):
+        if denied:  # an earlier alias denied: nothing may be charged here, but shadow scopes and numbers go on
+            enforced = [ask for ask in batch if not ask.group]
+            batch = [ask for ask in batch if ask.group]
+            for ask in enforced:
+                ask.fill(at)
+            if enforced:
+                yield from _look(rt, alias, enforced, at)
+            if not batch:
+                continue
+        yield from _take(rt, alias, batch, at)
+        taken.append((alias, batch))
+        denied = denied or any(not _passes(ask) for ask in batch if not ask.group)
+    if denied and len(taken) > 1:
+        yield from _undo(rt, taken, at)
+    return (yield from _conclude(rt, request, limits, asks, at))
+
+
+def _batches(asks: list[Ask]) -> Iterable[tuple[str, list[Ask]]]:
+    """By alias. Narrow identities first, everyone's last: a caller over his own limit does not touch everyone's."""
+    first = asks[0].scope.cache
+    if all(ask.scope.cache == first for ask in asks):
+        if len(asks) > 1:
+            asks = sorted(asks, key=_breadth)
+        return ((first, asks),)
+    batches: dict[str, list[Ask]] = {}
+    for ask in sorted(asks, key=_breadth):
+        batches.setdefault(ask.scope.cache, []).append(ask)
+    return sorted(batches.items(), key=lambda item: max(_breadth(ask) for ask in item[1]))
+
+
+def _breadth(ask: Ask) -> int:
+    return 1 if ask.scope.key.is_everyone else 0
+
+
+def _take(rt: Runtime, alias: str, batch: list[Ask], at: int) -> Steps[None]:
+    """Hit one store for these asks; without an answer each scope's ON_ERROR steps in."""
+    if len(batch) == 1:
+        counters = batch[0].fill(at)
+    else:
+        counters = [counter for ask in batch for counter in ask.fill(at)]
+    try:
+        verdicts = yield from _ask_store(rt, alias, "hit", counters, at)
+    except StoreError as error:
+        yield from _without_store(rt, alias, batch, at, error.cause)
+        return
+    _deal(batch, verdicts)
+
+
+def _look(rt: Runtime, alias: str, batch: list[Ask], at: int) -> Steps[None]:
+    try:
+        verdicts = yield from _ask_store(rt, alias, "peek", [c for ask in batch for c in ask.counters], at)
+    except StoreError as error:
+        verdicts = [_failed(error.cause) for ask in batch for _ in ask.counters]
+    _deal(batch, verdicts)
+
+
+def _deal(batch: list[Ask], verdicts: Sequence[Verdict]) -> None:
+    if len(batch) == 1:
+        batch[0].verdicts = verdicts
+        return
+    start = 0
+    for ask in batch:
+        end = start + len(ask.counters)
+        ask.verdicts = verdicts[start:end]
+        start = end
+
+
+def _failed(cause: str) -> Verdict:
+    return Verdict(False, False, 0, 0, 0, None, Reason.STORE_ERROR, cause)
+
+
+def _without_store(rt: Runtime, alias: str, batch: list[Ask], at: int, cause: str) -> Steps[None]:
+    local = [ask for ask in batch if ask.scope.on_error == "local"]
+    closed = any(ask.scope.on_error == "deny" and not ask.group for ask in batch)
+    for ask in batch:
+        ask.verdicts = [_failed(cause) for _ in ask.counters]
+        yield from _say_store_error(rt, ask.scope, alias, cause)
+    if local:
+        share = rt.config.processes or 1
+        counters = [counter for ask in local for counter in ask.fill(at, share)]
+        if closed:
+            counters = [counter._replace(cost=0) for counter in counters]
+        for ask in local:
+            ask.is_local = True
+        _deal(local, rt.local(alias).hit(counters, at))
+
+
+def _passes(ask: Ask) -> bool:
+    """Whether an enforced scope lets the hit through."""
+    for verdict in ask.verdicts:
+        if not verdict.allowed and (verdict.reason is not Reason.STORE_ERROR or ask.scope.on_error == "deny"):
+            return False
+    return True
+
+
+def _undo(rt: Runtime, taken: list[tuple[str, list[Ask]]], at: int) -> Steps[None]:
+    """Give back what other aliases charged for a hit that was denied after all."""
+    for alias, batch in taken:
+        mine = [ask for ask in batch if not ask.group and any(v.charged for v in ask.verdicts) and _passes(ask)]
+        for where, asks in (("store", [a for a in mine if not a.is_local]), ("local", [a for a in mine if a.is_local])):
+            counters = [c for ask in asks for c in give_back(ask.counters, ask.verdicts)]
+            if not counters:
+                continue
+            counters = [counter._replace(group=position) for position, counter in enumerate(counters)]
+            if where == "local":
+                rt.local(alias).hit(counters, at)
+            else:
+                try:
+                    yield from _ask_store(rt, alias, "hit", counters, at)
+                except StoreError as error:
+                    yield from _say_store_error(rt, asks[0].scope, alias, error.cause)
+            for ask in asks:
+                ask.verdicts = [
+                    verdict._replace(
+                        charged=False,
+                        used=max(verdict.used - ask.cost, 0),
+                        remaining=min(verdict.remaining + ask.cost, counter.limit),
+                    )
+                    if verdict.charged
+                    else verdict
+                    for counter, verdict in zip(ask.counters, ask.verdicts, strict=True)
+                ]
+
+
+def _conclude(
+    rt: Runtime, request: HttpRequest | None, limits: RequestLimits | None, asks: list[Ask], at: int
+) -> Steps[list[Decision]]:
+    """Decisions of the asks; remembers, logs and signals what deserves it."""
+    decisions: list[Decision] = []
+    for ask in asks:
+        decision = _decision(ask)
+        decisions.append(decision)
+        if decision.reason is Reason.WITHIN:
+            if decision.counted and _is_near(ask):
+                yield from _send(signals.near_limit, request=request, decision=decision)
+            continue
+        if decision.reason is Reason.STORE_ERROR:
+            cause = next((v.cause for v in ask.verdicts if v.reason is Reason.STORE_ERROR), "")
+            yield from _say_store_error(rt, ask.scope, ask.scope.cache, cause)
+        if decision.reason is Reason.SHADOW or (
+            not decision.allowed and decision.reason not in (Reason.STORE_ERROR, Reason.MISSING)
+        ):
+            tick = ticks()
+            rt.log.record(decision, at, tick)
+            if rt.memory is not None and ask.scope.remembers and not ask.is_local:
+                rt.memory.remember(decision, ask.plan.token, at, tick)
+            yield from _send(signals.denied, request=request, decision=decision)
+    return decisions
+
+
+def _is_near(ask: Ask) -> bool:
+    near, cost = ask.scope.near, ask.cost
+    return any(
+        verdict.used - cost < near * counter.limit <= verdict.used
+        for counter, verdict in zip(ask.counters, ask.verdicts, strict=True)
+        if counter.kind != BAN
+    )
+
+
+def _decision(ask: Ask, counted: int | None = None) -> Decision:
+    """One scope's answer from the verdicts of its counters."""
+    scope, verdicts = ask.scope, ask.verdicts
+    states = tuple(
+        [
+            RateState(
+                limit=counter.limit,
+                window=0 if counter.kind == CONCURRENT else rate.period,
+                remaining=None if verdict.reason is Reason.STORE_ERROR else verdict.remaining,
+                reset_after=verdict.reset_after / MICROSECOND,
+                allowed=verdict.allowed,
+            )
+            for rate, counter, verdict in zip(ask.plan.rates, ask.counters, verdicts, strict=False)
+        ]
+    )
+    worst: Verdict | None = None
+    state = states[0]
+    for position, verdict in enumerate(verdicts):
+        if verdict.allowed or verdict.reason is Reason.STORE_ERROR:
+            continue
+        if worst is None or (worst.retry_after is not None and (verdict.retry_after or MAX_COUNT) > worst.retry_after):
+            worst = verdict
+            if position < len(states):
+                state = states[position]
+    charged = any(verdict.charged for verdict in verdicts)
+    failed = any(verdict.reason is Reason.STORE_ERROR for verdict in verdicts)
+    receipt = Ledger(ask) if charged else None
+    if counted is None:
+        counted = ask.cost if charged else 0
+    if worst is None and failed:
+        return Decision(
+            scope=scope.name,
+            identity=ask.identity,
+            allowed=scope.on_error != "deny" or scope.mode == "shadow",
+            limit=state.limit,
+            window=state.window,
+            retry_after=None if scope.on_error != "deny" else 1.0,
+            cost=ask.cost,
+            counted=counted,
+            reason=Reason.STORE_ERROR,
+            rates=states,
+            receipt=receipt,
+        )
+    retry_after: float | None = None
+    if worst is None:
+        allowed, reason = True, Reason.LOCAL if ask.is_local else Reason.WITHIN
+        if len(states) > 1:
+            state = min(states, key=lambda s: s.remaining / s.limit if s.limit and s.remaining is not None else 0.0)
+    else:
+        shadow = scope.mode == "shadow"
+        allowed = shadow
+        reason = Reason.SHADOW if shadow else Reason.LOCAL if ask.is_local else worst.reason
+        retry_after = None if worst.retry_after is None else worst.retry_after / MICROSECOND
+    return Decision(
+        scope=scope.name,
+        identity=ask.identity,
+        allowed=allowed,
+        limit=state.limit,
+        window=state.window,
+        remaining=state.remaining,
+        reset_after=state.reset_after if worst is None or retry_after is None else max(state.reset_after, retry_after),
+        retry_after=retry_after,
+        cost=ask.cost,
+        counted=counted,
+        reason=reason,
+        rates=states,
+        receipt=receipt,
+    )
+
+
+# --------------------------------------------------------------------------------------------- what a request keeps
+
+
+class RequestLimits:
+    """``request.rate_limit``: the decisions of a request, and its accounts."""
+
+    __slots__ = ("by_name", "counted_here", "door", "exempt", "finished", "memo", "request", "resolved", "scopes")
+
+    def __init__(self, request: HttpRequest) -> None:
+        self.request = request
+        self.by_name: dict[str, Decision] = {}
+        self.scopes: dict[str, Scope] = {}
+        self.memo: dict[Any, Any] = {}
+        self.exempt: bool | None = None
+        """Whether the whole request is exempt; None while nobody has asked."""
+        self.door = ""
+        """The outermost door that answers for this request: ``middleware`` or ``decorator``."""
+        self.resolved = False
+        """Whether a view was found for it."""
+        self.finished = False
+        """Whether a door has given back and told what there was."""
+        self.counted_here: set[Any] = set()
+        """Marks that a door has decided already."""
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """One for each scope that was asked, in the order of asking. Empty when none applied."""
+        return tuple(self.by_name.values())
+
+    @property
+    def allowed(self) -> bool:
+        """Whether no scope denied."""
+        return all(decision.allowed for decision in self.by_name.values())
+
+    @property
+    def tightest(self) -> Decision | None:
+        """The denial with the longest wait, else the decision nearest its limit; None when none applied."""
+        return tightest(self.by_name.values())
+
+    def record(self, scopes: Iterable[Scope], decisions: Iterable[Decision]) -> None:
+        """Keep what was decided."""
+        for scope in scopes:
+            self.scopes[scope.name] = scope
+        for decision in decisions:
+            self.by_name[decision.scope] = decision
+
+    def charge(self, name: str, cost: int) -> None:
+        """Add to what this request costs in a scope, which may pass its limit. Never denies, never raises for a store."""
+        run(self._account(name, add=cost))
+
+    async def acharge(self, name: str, cost: int) -> None:
+        """:meth:`charge`, async."""
+        await arun(self._account(name, add=cost))
+
+    def settle(self, name: str, total: int) -> None:
+        """Set what this request costs in a scope in all, up or down."""
+        run(self._account(name, total=total))
+
+    async def asettle(self, name: str, total: int) -> None:
+        """:meth:`settle`, async."""
+        await arun(self._account(name, total=total))
+
+    def refund(self, name: str | None = None) -> None:
+        """Give back what this request cost in a scope, or in every scope."""
+        run(self._account(name, total=0))
+
+    async def arefund(self, name: str | None = None) -> None:
+        """:meth:`refund`, async."""
+        await arun(self._account(name, total=0))
+
+    def _account(self, name: str | None, total: int | None = None, add: int | None = None) -> Steps[None]:
+        amount = total if add is None else add
+        if type(amount) is not int or not 0 <= amount <= MAX_COUNT:
+            raise ValueError(f"{amount!r} is not a cost. Write an int from 0 to 2**53 - 1.")
+        rt = runtime()
+        names = list(self.by_name) if name is None else [scope.name for scope in rt.config.family(name)]
+        for one in names:
+            decision = self.by_name.get(one)
+            if decision is not None and decision.receipt is not None:
+                ledger: Ledger = decision.receipt
+                new = yield from _settle(rt, decision, total if add is None else ledger.total + add)
+                self.by_name[one] = new
+
+
+def _settle(rt: Runtime, decision: Decision, total: int | None) -> Steps[Decision]:
+    """Move a decision's charges to a total. A store that fails is logged; the numbers then stay as they were."""
+    ledger: Ledger | None = decision.receipt
+    if ledger is None or total is None:
+        return decision
+    at = now()
+    before = ledger.total
+    counters = ledger.change(total, at)
+    if not counters:
+        return decision
+    scope = ledger.scope
+    rt.forget(scope.name, ledger.identity)
+    if ledger.is_local:
+        verdicts = rt.local(scope.cache).hit(counters, at)
+    else:
+        try:
+            verdicts = yield from _ask_store(rt, scope.cache, "hit", counters, at)
+        except StoreError as error:
+            yield from _say_store_error(rt, scope, scope.cache, error.cause)
+            return decision
+    rt.forget(scope.name, ledger.identity)
+    left = [verdict.remaining for verdict in verdicts if verdict.reason is not Reason.STORE_ERROR]
+    remaining = min(left) if left else decision.remaining
+    if total < before and len(decision.rates) > 1:
+        remaining = min(remaining or 0, decision.limit or 0)
+    return replace(decision, counted=ledger.total, remaining=remaining)
+
+
+def settle_flow(decision: Decision, total: int) -> Steps[Decision]:
+    """Move what a decision has charged to a total."""
+    return _settle(runtime(), decision, total)
+
+
+def reset_flow(scope: Scope, identity: str) -> Steps[int]:
+    """Forget an identity, in its encoded form, in one scope. A store that fails is logged."""
+    rt = runtime()
+    try:
+        return (yield from _forget_identity(rt, scope, identity, now()))
+    except StoreError as error:
+        yield from _say_store_error(rt, scope, scope.cache, error.cause)
+        return 0
+
+
+def inner(request: Any) -> HttpRequest:
+    """The HttpRequest within whatever a framework wraps around it."""
+    return getattr(request, "_request", request)  # type: ignore[no-any-return]
+
+
+def limits_of(request: HttpRequest) -> RequestLimits:
+    """The request's own record, made when it is first asked for."""
+    limits = getattr(request, ATTRIBUTE, None)
+    if type(limits) is not RequestLimits:
+        limits = RequestLimits(request)
+        request.rate_limit = limits  # type: ignore[attr-defined]
+    return limits
+
+
+# ------------------------------------------------------------------------------------------------------- in flows
+
+
+def check_flow(request: HttpRequest, scopes: Sequence[Scope]) -> Steps[RequestLimits]:
+    """Decide those of the scopes that this request has not been asked for yet, and record them."""
+    limits = limits_of(request)
+    rt = runtime()
+    if not rt.config.enabled:
+        return limits
+    by_name = limits.by_name
+    if by_name:
+        scopes = [scope for scope in scopes if scope.name not in by_name]
+    if not scopes:
+        return limits
+    if limits.exempt is None:
+        limits.exempt = yield from _is_exempt(rt, request)
+    if limits.exempt:
+        limits.record(
+            scopes,
+            [
+                Decision(scope=scope.name, identity="", allowed=True, reason=Reason.EXEMPT, cost=0)
+                for scope in scopes
+                if scope.mode != "off"
+            ],
+        )
+        return limits
+    decisions = yield from _decide(rt, request, limits, scopes)
+    limits.record(scopes, decisions)
+    return limits
+
+
+def _is_exempt(rt: Runtime, request: HttpRequest) -> Steps[bool]:
+    config = rt.config
+    if config.has_exempt_ips and config.identities.is_exempt(request):
+        return True
+    if config.exempt is None:
+        return False
+    try:
+        answer = yield config.exempt.step(request)
+    except CallableError as error:
+        if rt.throttle.due(("callable", "EXEMPT"), ticks()):
+            logger.error("EXEMPT: %s; nobody is exempt", error, exc_info=error.__cause__)
+        return False
+    return answer is True
+
+
+def _check(request: Any, names: Sequence[str]) -> Steps[Decision]:
+    request = inner(request)
+    config = get_config()
+    scopes = [scope for name in names for scope in config.family(name)]
+    limits = yield from check_flow(request, scopes)
+    found = [limits.by_name[scope.name] for scope in scopes if scope.name in limits.by_name]
+    denied = [decision for decision in limits.decisions if not decision.allowed]
+    # A denial from memory stands alone: the scopes behind it were not asked.
+    return _answer(found or denied, scopes)
+
+
+def _answer(decisions: Sequence[Decision], scopes: Sequence[Scope]) -> Decision:
+    best = tightest(decisions)
+    if best is None:
+        return Decision(scope=scopes[0].name if scopes else "", identity="", allowed=True, reason=Reason.EXEMPT, cost=0)
+    return best
+
+
+def _hit(name: str, who: Any, cost: int | None) -> Steps[Decision]:
+    _check_cost(cost)
+    rt = runtime()
+    scopes = rt.config.family(name)
+    if not rt.config.enabled:
+        return _answer((), scopes)
+    if isinstance(who, str):
+        asks = _asks(rt, name, scopes, who, cost)
+        if not asks:
+            return _answer((), scopes)
+        at, tick = now(), ticks()
+        for ask in asks:
+            known = _remembered(rt, ask.scope, ask.identity, ask.plan, ask.cost, at, tick)
+            if known is not None:
+                return known
+        return _answer((yield from _settle_asks(rt, None, None, asks, at)), scopes)
+    request = inner(who)
+    limits = limits_of(request)
+    if limits.exempt is None:
+        limits.exempt = yield from _is_exempt(rt, request)
+    if limits.exempt:
+        return _answer((), scopes)
+    decisions = yield from _decide(rt, request, limits, scopes, cost)
+    limits.record(scopes, decisions)
+    return _answer(decisions, scopes)
+
+
+def _asks(rt: Runtime, name: str, scopes: Sequence[Scope], identity: str, cost: int | None) -> list[Ask]:
+    """For an identity that a person or a task names: the scopes of the family whose key can make it."""
+    ids = rt.config.identities
+    kinds = {piece.partition(":")[0] for piece in identity.strip().split("+")}
+    asks: list[Ask] = []
+    fitting = [scope for scope in scopes if kinds & _kinds(scope)] or list(scopes[:1])
+    for scope in fitting:
+        if scope.mode == "off" or (scope.plan is None and scope.rate is None):
+            continue
+        if scope.plan is None:
+            raise ValueError(
+                f"The rate of scope {name!r} is a function of the request. Pass the request, not {identity!r}."
+            )
+        weight = cost if cost is not None else scope.cost if isinstance(scope.cost, int) else 1
+        asks.append(Ask(scope, scope.plan, scope.key.canonical(identity, ids), weight, len(asks)))
+    return asks
+
+
+def _kinds(scope: Scope) -> set[str]:
+    kinds = {part.kind for alternative in scope.key.alternatives for part in alternative}
+    return kinds | ({"ip"} if scope.on_missing == "ip" else set())
+
+
+def _check_cost(cost: Any) -> None:
+    if cost is not None and (type(cost) is not int or not 0 <= cost <= MAX_COUNT):
+        raise ValueError(f"{cost!r} is not a cost. Write an int from 0 to 2**53 - 1.")
+
+
+def _peek(name: str, who: Any) -> Steps[Decision]:
+    rt = runtime()
+    scopes = rt.config.family(name)
+    asks: list[Ask] = []
+    done: list[Decision] = []
+    if isinstance(who, str):
+        asks = _asks(rt, name, scopes, who, None)
+    else:
+        request = inner(who)
+        memo = dict(limits_of(request).memo)
+        for scope in scopes:
+            if scope.mode == "off" or (scope.plan is None and scope.rate is None):
+                continue
+            answer = yield from _weigh(rt, request, memo, scope, None if isinstance(scope.cost, int) else 1)
+            if isinstance(answer, Ask):
+                answer.number = len(asks)
+                asks.append(answer)
+            elif answer is not None:
+                done.append(answer)
+    at = now()
+    for alias, batch in _batches(asks) if asks else ():
+        for ask in batch:
+            ask.fill(at)
+        yield from _look(rt, alias, batch, at)
+    return _answer([*done, *(_decision(ask, counted=0) for ask in asks)], scopes)
+
+
+def _reset(name: str, identity: str) -> Steps[int]:
+    rt = runtime()
+    scopes = rt.config.family(name)
+    at = now()
+    removed = 0
+    ids = rt.config.identities
+    kinds = {piece.partition(":")[0] for piece in identity.strip().split("+")}
+    for scope in [scope for scope in scopes if kinds & _kinds(scope)] or scopes[:1]:
+        removed += yield from _forget_identity(rt, scope, scope.key.canonical(identity, ids), at)
+    return removed
+
+
+def _forget_identity(rt: Runtime, scope: Scope, identity: str, at: int) -> Steps[int]:
+    removed = 0
+    if scope.plan is not None:
+        removed = yield from _ask_store(rt, scope.cache, "reset", scope.keys(scope.plan, identity, at))
+        rt.local(scope.cache).forget()
+    elif scope.rate is not None:  # which rates it has only a request tells: find the keys that are there
+        removed = yield from _reset_found(rt, scope, identity)
+    rt.forget(scope.name, identity)
+    return removed
+
+
+def _reset_found(rt: Runtime, scope: Scope, identity: str) -> Steps[int]:
+    store = get_store(scope.cache)
+    start = f"{scope.prefix}:{scope.name}:"
+
+    def found() -> int:
+        keys = [entry.key for entry in store.scan(start) if f":{{{identity}}}" in entry.key]
+        return store.reset(keys) if keys else 0
+
+    function = Function(found)
+    try:
+        return (yield function.step())  # type: ignore[no-any-return]
+    except CallableError as error:
+        if error.__cause__ is not None:
+            raise error.__cause__ from None
+        raise
+
+
+# ---------------------------------------------------------------------------------------------------- public doors
+
+
+def check(request: Any, *scopes: str) -> Decision:
+    """Count a request in these scopes, once: the first door that asks counts, later ones get the recorded decision.
+
+    Returns the tightest decision. Never raises because a store is down. Raises ImproperlyConfigured for unknown names.
+    """
+    return run(_check(request, scopes))
+
+
+async def acheck(request: Any, *scopes: str) -> Decision:
+    """:func:`check`, async."""
+    return await arun(_check(request, scopes))
+
+
+def hit(scope: str, who: Any, *, cost: int | None = None) -> Decision:
+    """Count, always. ``who`` is an identity like ``"user:42"``, or a request. ``cost``: int from 0 to 2**53 - 1.
+
+    Raises ValueError for a cost out of range or an identity that is none.
+    """
+    return run(_hit(scope, who, cost))
+
+
+async def ahit(scope: str, who: Any, *, cost: int | None = None) -> Decision:
+    """:func:`hit`, async."""
+    return await arun(_hit(scope, who, cost))
+
+
+def peek(scope: str, who: Any) -> Decision:
+    """What a hit would be answered now. Writes nothing. ``who`` as for :func:`hit`."""
+    return run(_peek(scope, who))
+
+
+async def apeek(scope: str, who: Any) -> Decision:
+    """:func:`peek`, async."""
+    return await arun(_peek(scope, who))
+
+
+def reset(scope: str, identity: str) -> int:
+    """Forget a caller: this window and the one before, bucket, ban. Returns how many keys were removed.
+
+    The identity is written as ``"ip:203.0.113.9"`` or as a list showed it. Raises ``stores.StoreError`` when the store
+    does not answer.
+    """
+    return run(_reset(scope, identity))
+
+
+async def areset(scope: str, identity: str) -> int:
+    """:func:`reset`, async."""
+    return await arun(_reset(scope, identity))
+
+
+def settle(decision: Decision, total: int) -> Decision:
+    """Move what a hit outside requests costs in all to ``total``, up or down. Returns the new decision."""
+    _check_cost(total)
+    return run(_settle(runtime(), decision, total))
+
+
+async def asettle(decision: Decision, total: int) -> Decision:
+    """:func:`settle`, async."""
+    _check_cost(total)
+    return await arun(_settle(runtime(), decision, total))
+
+
+def reset_all(scope: str | None = None) -> int:
+    """Remove every counter of a scope, or all of ours; foreign keys stay. Returns how many keys were removed.
+
+    Raises ``stores.CannotList`` on a cache that cannot say what it holds.
+    """
+    config = get_config()
+    if scope is None:
+        starts = {(alias, f"{config.defaults.prefix}:") for alias in aliases(config)}
+    else:
+        starts = {(one.cache, f"{one.prefix}:{one.name}:") for one in config.family(scope)}
+    removed = 0
+    for alias, start in sorted(starts):
+        store = get_store(alias)
+        batch: list[str] = []
+        for entry in store.scan(start):
+            batch.append(entry.key)
+            if len(batch) >= 1000:
+                removed += store.reset(batch)
+                batch = []
+        if batch:
+            removed += store.reset(batch)
+    forget()
+    return removed
+
+
+def aliases(config: Config) -> tuple[str, ...]:
+    """The cache aliases that hold counters."""
+    return tuple(sorted({config.defaults.cache, *(scope.cache for scope in config.scopes)}))

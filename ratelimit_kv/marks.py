@@ -1,0 +1,107 @@
+"""What a decorator leaves on a view, and how it is found again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.urls import URLPattern, URLResolver, get_resolver
+
+from .callables import Function
+from .scopes import digest_name
+
+__all__ = ["EXEMPT", "MARKS", "OWNER", "Mark", "hoistable", "is_exempt", "marks_of", "view_name", "views"]
+
+MARKS = "rate_limit_marks"
+"""Attribute with the marks of a view: a tuple, which ``functools.wraps`` copies outwards."""
+OWNER = "rate_limit_owner"
+"""Attribute with the very callable that the marks were put on."""
+EXEMPT = "rate_limit_exempt"
+"""Attribute of an exempt view."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mark:
+    """One use of ``@rate_limit``: names of scopes, or one inline definition. Equal only to itself."""
+
+    names: tuple[str, ...] = ()
+    """Scopes of the settings."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Inline: options of a scope, in upper case, already found good."""
+    scope: str = ""
+    """Inline: the name given, "" for one after the view."""
+    cost: int | Function | None = None
+    """With names: what a hit weighs here."""
+    methods: frozenset[str] | None = None
+    """With names: only these methods."""
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether it defines its own scope."""
+        return not self.names
+
+    def name_on(self, view: Any) -> str:
+        """The scope name of an inline mark on the view that Django resolved.
+
+        Stable, and distinct for limits of one view that differ in rates, key or methods.
+        """
+        if self.scope:
+            return self.scope
+        own = repr([(option, str(self.options.get(option))) for option in ("RATE", "KEY", "METHODS", "ALGORITHM")])
+        suffix = hashlib.blake2b(own.encode(), digest_size=3).hexdigest()
+        return digest_name(f"{view_name(view)}.{suffix}")
+
+
+def view_name(view: Any) -> str:
+    """Module and qualified name of a view: of its class when it has one (``view_class``, ``cls``), else of the function."""
+    view = getattr(view, "view_class", None) or getattr(view, "cls", None) or view
+    while hasattr(view, "func") and not hasattr(view, "__qualname__"):  # functools.partial
+        view = view.func
+    named = view if hasattr(view, "__qualname__") else type(view)
+    return f"{named.__module__}.{named.__qualname__}".replace("<locals>.", "").replace("<lambda>", "lambda")
+
+
+def marks_of(view: Any) -> tuple[Mark, ...]:
+    """All marks on a view that can be seen from outside, outermost first."""
+    return tuple(getattr(view, MARKS, ()))
+
+
+def is_exempt(view: Any) -> bool:
+    """Whether the view, or the class it was made of, is marked exempt."""
+    return bool(getattr(view, EXEMPT, False) or getattr(getattr(view, "view_class", None), EXEMPT, False))
+
+
+def hoistable(view: Any) -> tuple[Mark, ...]:
+    """The marks that may be decided before the view: those on the very callable that Django resolved.
+
+    ``as_view()`` copies attributes from ``dispatch``, so marks on the class's own dispatch count too. Views of REST
+    framework authenticate inside, so their marks wait (``cls`` is how its views show themselves).
+    """
+    marks = view.__dict__.get(MARKS) if hasattr(view, "__dict__") else None
+    if not marks or hasattr(view, "cls"):
+        return ()
+    owner = getattr(view, OWNER, None)
+    if owner is view:
+        return tuple(marks)
+    view_class = getattr(view, "view_class", None)
+    if view_class is not None and owner is getattr(view_class, "dispatch", None):
+        return tuple(marks)
+    return ()
+
+
+def views(urlconf: Any = None) -> Iterator[tuple[str, str, Any]]:
+    """Route, view name for ``reverse`` ("" if none) and callable of every URL pattern, in the order of the URLconf."""
+    yield from _walk(get_resolver(urlconf), "/", ())
+
+
+def _walk(resolver: URLResolver, route: str, namespaces: tuple[str, ...]) -> Iterator[tuple[str, str, Any]]:
+    for entry in resolver.url_patterns:
+        here = route + str(entry.pattern)
+        if isinstance(entry, URLPattern):
+            name = ":".join((*namespaces, entry.name)) if entry.name else ""
+            yield here, name, entry.callback
+        elif isinstance(entry, URLResolver):
+            inner = (*namespaces, entry.namespace) if entry.namespace else namespaces
+            yield from _walk(entry, here, inner)

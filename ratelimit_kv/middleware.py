@@ -1,0 +1,128 @@
+"""The middleware: decides when the view is known and before it runs, and answers what never reached a view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from . import door
+from .conf import Config, get_config
+from .exceptions import RateLimited
+from .limiter import RequestLimits, inner, limits_of
+from .marks import Mark, hoistable, is_exempt
+from .scopes import Scope
+from .steps import Steps, arun, run
+
+__all__ = ["RateLimitMiddleware"]
+
+
+class RateLimitMiddleware:
+    """Stands first in MIDDLEWARE, after SecurityMiddleware. Raises ImproperlyConfigured at start for wrong settings."""
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        get_config()
+        self.get_response = get_response
+        self.is_async = iscoroutinefunction(get_response)
+        if self.is_async:
+            markcoroutinefunction(self)
+            # Django asks the bound method whether it is a coroutine function: no thread hop when nothing applies.
+            self.process_view = self._process_view_async
+        self._plans: tuple[Config | None, dict[Any, tuple[bool, tuple[tuple[Mark, ...], tuple[Scope, ...]]]]] = (
+            None,
+            {},
+        )
+
+    def __call__(self, request: HttpRequest) -> Any:
+        if self.is_async:
+            return self._call_async(request)
+        limits = self._open(request)
+        response = self.get_response(request)
+        if limits.by_name or self._went_astray(limits, response):
+            response = run(self._after(request, response, limits))
+        return response
+
+    async def _call_async(self, request: HttpRequest) -> HttpResponseBase:
+        limits = self._open(request)
+        response = await self.get_response(request)
+        if limits.by_name or self._went_astray(limits, response):
+            response = await arun(self._after(request, response, limits))
+        return response  # type: ignore[no-any-return]
+
+    def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None | Any:
+        """Decide the settings' scopes and the view's own marks in one call."""
+        scopes = self._applying(request, view)
+        return run(door.begin(request, scopes)) if scopes else None
+
+    async def _process_view_async(
+        self, request: HttpRequest, view: Any, args: Any, kwargs: Any
+    ) -> HttpResponseBase | None:
+        scopes = self._applying(request, view)
+        return await arun(door.begin(request, scopes)) if scopes else None
+
+    def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponseBase | None:
+        """Answer a RateLimited that the view raised."""
+        return door.refuse(inner(request), error) if isinstance(error, RateLimited) else None
+
+    def _open(self, request: HttpRequest) -> RequestLimits:
+        limits = limits_of(request)
+        limits.door = "middleware"
+        return limits
+
+    def _applying(self, request: HttpRequest, view: Any) -> Any:
+        """The scopes that apply to a request, each once."""
+        limits = limits_of(request)
+        limits.resolved = True
+        config = get_config()
+        if not config.enabled:
+            return ()
+        exempt, (marks, marked) = self._plan(config, view)
+        if exempt:
+            limits.exempt = True
+            return ()
+        match = request.resolver_match
+        scopes = config.scopes_for(
+            request.path_info, match.view_name if match is not None else "", request.method or ""
+        )
+        if marks:
+            limits.counted_here.update(marks)
+            scopes = (*marked, *(scope for scope in scopes if scope.name not in {one.name for one in marked}))
+        return door.applicable(config, scopes, request, view) if scopes else ()
+
+    def _plan(self, config: Config, view: Any) -> tuple[bool, tuple[tuple[Mark, ...], tuple[Scope, ...]]]:
+        """Whether the view is exempt, and its marks that may be decided here with their scopes: found out once a view."""
+        known, plans = self._plans
+        if known is not config:
+            plans = {}
+            self._plans = (config, plans)
+        plan = plans.get(view)
+        if plan is None:
+            marks = hoistable(view)
+            scopes: dict[str, Scope] = {}
+            for mark in marks:
+                for scope in config.of_mark(mark, view):
+                    scopes.setdefault(scope.name, scope)
+            plan = (is_exempt(view), (marks, tuple(scopes.values())))
+            if len(plans) < 10_000:  # a project that makes views as it goes shall not grow us
+                plans[view] = plan
+        return plan
+
+    def _went_astray(self, limits: RequestLimits, response: Any) -> bool:
+        """Whether this is a refusal of what never reached a view: a 404, a host that isn't allowed, another middleware's."""
+        return not limits.resolved and response.status_code >= 400
+
+    def _after(self, request: HttpRequest, response: Any, limits: RequestLimits) -> Steps[Any]:
+        if self._went_astray(limits, response):
+            config = get_config()
+            if config.enabled and config.site:
+                scopes = config.scopes_for(request.path_info, None, request.method or "")
+                refusal = (yield from door.begin(request, scopes)) if scopes else None
+                if refusal is not None:
+                    response = refusal
+        return (yield from door.finish(request, response))

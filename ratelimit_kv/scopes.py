@@ -1,0 +1,694 @@
+"""A scope: rates, who is counted, where it applies, what a denial does. Parsed once, from settings or from a decorator."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from .algorithms import (
+    BAN,
+    BUCKET,
+    CONCURRENT,
+    COUNT_DENIED,
+    DENY_ON_ERROR,
+    FIXED,
+    MAX_COUNT,
+    MICROSECOND,
+    SLIDING,
+    Counter,
+)
+from .callables import Function, load_function
+from .identity import Key, parse_key
+from .rates import Rate, RateError, Window, parse_bare, parse_duration, parse_rate
+
+__all__ = ["ALGORITHMS", "OPTIONS", "Ban", "Defaults", "Plan", "Problem", "Scope", "did_you_mean", "parse_family"]
+
+NAME = re.compile(r"[a-z][a-z0-9_.-]{0,63}\Z")
+"""What a scope may be called."""
+ALGORITHMS = {"fixed": FIXED, "sliding": SLIDING, "bucket": BUCKET, "concurrent": CONCURRENT}
+HOLD = 300
+"""Seconds after which one in flight that was never released (its process died) no longer counts."""
+TTL_MARGIN = 60
+"""Seconds that a key outlives its use: the expiry is only the broom, and clocks differ."""
+OPTIONS_FACTOR = 10
+"""OPTIONS requests have a counter of their own, at so many times the limit."""
+
+
+class Problem(NamedTuple):
+    """Something wrong with a setting."""
+
+    path: str
+    """Where, for example ``RATELIMIT_KV["SCOPES"]["ask"]["RATE"]``."""
+    message: str
+    """What was given, what is wrong, what to write instead."""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+class Defaults(NamedTuple):
+    """What a scope takes from the top level of the settings."""
+
+    cache: str = "default"
+    prefix: str = "rl"
+    on_error: str = "allow"
+
+
+@dataclass(frozen=True, slots=True)
+class Ban:
+    """A denial that outlasts its window."""
+
+    after: int = 3
+    """Denied windows until it falls, from 1 to 1000."""
+    length: int = 3600
+    """Seconds of the first ban."""
+    growth: float = 2.0
+    """Factor from one ban to the next, from 1 to 100."""
+    maximum: int = 86400
+    """Seconds that no ban exceeds, and of quiet after which everything is forgiven."""
+
+
+_tokens = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that can be known of a scope's counters before anybody asks."""
+
+    rates: tuple[Rate, ...]
+    limits: tuple[int, ...]
+    """The limits that count: those of the rates, less the safety margin."""
+    heads: tuple[str, ...]
+    """Keys up to the identity, one a rate."""
+    periods: tuple[int, ...]
+    """Microseconds, one a rate."""
+    token: int = field(default_factory=lambda: next(_tokens), compare=False)
+    """Tells this plan from every other of the process: what is remembered of one does not hold for another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """A named limit, as it is in force."""
+
+    name: str
+    family: str = ""
+    """The name that it was written under, when one definition makes several scopes (PRESET, CEILING)."""
+    origin: str = "settings"
+    """``settings``, or the view that the decorator stands on."""
+    prefix: str = "rl"
+    cache: str = "default"
+    rates: tuple[Rate, ...] | None = None
+    """None when unlimited, or when ``rate`` says."""
+    rate: Function | None = None
+    key: Key = field(default_factory=lambda: parse_key("user|ip"))
+    cost: int | Function = 1
+    methods: frozenset[str] | None = None
+    paths: tuple[str, ...] = ()
+    url_names: frozenset[str] = frozenset()
+    exempt_paths: tuple[str, ...] = ()
+    exempt_url_names: frozenset[str] = frozenset()
+    algorithm: str = FIXED
+    timezone: str = ""
+    safety_margin: float = 0.0
+    near: float = 0.8
+    on_error: str = "allow"
+    on_missing: str = "ip"
+    mode: str = "enforce"
+    count_if: Function | None = None
+    reset_if: Function | None = None
+    count_denied: bool = False
+    response: Function | None = None
+    message: str | None = None
+    quiet: bool = False
+    lease: int = 1
+    ban: Ban | None = None
+    ceiling: int | None = None
+    factor: int = 1
+    """What the rates of a callable are multiplied with: the CEILING, for its companion."""
+
+    plan: Plan | None = field(init=False, repr=False, compare=False)
+    """Of fixed rates; None when unlimited or when a callable says."""
+    ban_head: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plan", self.make_plan(self.rates) if self.rates is not None else None)
+        object.__setattr__(self, "ban_head", f"{self.prefix}:{self.name}:{BAN}{self.ban.length if self.ban else 0}:{{")
+
+    @property
+    def has_where(self) -> bool:
+        """Whether settings say where it applies; otherwise only where it is named."""
+        return bool(self.paths or self.url_names)
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether an outcome can take hits back, so that a denial may be over before its window."""
+        return self.count_if is not None or self.reset_if is not None or self.algorithm == CONCURRENT
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a denial may be answered from memory."""
+        return not (self.gives_back or self.count_denied or self.mode == "shadow")
+
+    def make_plan(self, rates: Sequence[Rate]) -> Plan:
+        """The plan for these rates: the scope's own, or what a callable returned."""
+        rates = tuple(rates)
+        return Plan(
+            rates,
+            tuple(math.floor(rate.limit * (1.0 - self.safety_margin) + 1e-9) for rate in rates),
+            tuple(f"{self.prefix}:{self.name}:{self.algorithm}{rate.label}:{{" for rate in rates)
+            if self.algorithm != CONCURRENT
+            else (f"{self.prefix}:{self.name}:{CONCURRENT}{HOLD}:{{",),
+            tuple(rate.period * MICROSECOND for rate in rates),
+        )
+
+    def with_rates(self, value: Any) -> Plan | None:
+        """The plan for what a RATE callable returned: text, a list of texts, or None. Raises ValueError otherwise."""
+        if value is None:
+            return None
+        if isinstance(value, str | int) and not isinstance(value, bool):
+            value = (value,)
+        if not isinstance(value, list | tuple) or not value or not all(isinstance(v, str | int) for v in value):
+            raise ValueError(f"{value!r} is not a rate")
+        return _plan_of(self, tuple(value))
+
+    def counters(
+        self, plan: Plan, identity: str, cost: int, now: int, number: int, group: int, share: int = 1
+    ) -> list[Counter]:
+        """The counters of one hit. ``now`` in microseconds; ``number`` of the scope in the hit, ``group`` as in Counter.
+
+        ``share``: each limit is divided by it, rounded up (one process's part of the limit).
+        """
+        flags = (COUNT_DENIED if self.count_denied else 0) | (DENY_ON_ERROR if self.on_error == "deny" else 0)
+        kind = self.algorithm
+        counters: list[Counter] = []
+        for rate, limit, head, period in zip(plan.rates, plan.limits, plan.heads, plan.periods, strict=True):
+            if share != 1:
+                limit = -(-limit // share)
+            if kind == FIXED or kind == SLIDING:
+                window = rate.window(now // MICROSECOND)
+                end = window.end * MICROSECOND
+                ttl = window.end - now // MICROSECOND + TTL_MARGIN
+                key = f"{head}{identity}}}:{window.number}"
+                if kind == FIXED:
+                    counters.append(Counter(key, kind, limit, cost, period, end, ttl, "", group, flags, number))
+                    continue
+                before = rate.window(window.start - 1).number
+                counters.append(
+                    Counter(
+                        key,
+                        kind,
+                        limit,
+                        cost,
+                        (window.end - window.start) * MICROSECOND,
+                        end,
+                        ttl + window.end - window.start,
+                        f"{head}{identity}}}:{before}",
+                        group,
+                        flags,
+                        number,
+                    )
+                )
+            elif kind == BUCKET:
+                ttl = 2 * rate.period + TTL_MARGIN
+                counters.append(
+                    Counter(f"{head}{identity}}}", kind, limit, cost, period, 0, ttl, "", group, flags, number)
+                )
+            else:
+                hold = HOLD * MICROSECOND
+                counters.append(
+                    Counter(
+                        f"{head}{identity}}}",
+                        kind,
+                        limit,
+                        cost,
+                        hold,
+                        now + hold,
+                        HOLD + TTL_MARGIN,
+                        "",
+                        group,
+                        flags,
+                        number,
+                    )
+                )
+        if self.ban is not None:
+            counters.append(self.ban_counter(identity, number, group, flags))
+        return counters
+
+    def ban_counter(self, identity: str, number: int = 0, group: int = 0, flags: int = 0) -> Counter:
+        """The counter that holds the ban of an identity. Only for scopes with BAN."""
+        ban = self.ban
+        assert ban is not None
+        return Counter(
+            f"{self.ban_head}{identity}}}",
+            BAN,
+            ban.after,
+            0,
+            ban.length * MICROSECOND,
+            0,
+            2 * ban.maximum + TTL_MARGIN,
+            "",
+            group,
+            flags,
+            number,
+            ban.growth,
+            ban.maximum * MICROSECOND,
+        )
+
+    def keys(self, plan: Plan, identity: str, now: int) -> list[str]:
+        """Every key of an identity that can matter now: this window and the one before, bucket, in flight, ban."""
+        found = [f"{self.ban_head}{identity}}}"] if self.ban else []
+        for rate, head in zip(plan.rates, plan.heads, strict=True):
+            if self.algorithm in (FIXED, SLIDING):
+                window: Window = rate.window(now // MICROSECOND)
+                before = rate.window(window.start - 1)
+                found += [f"{head}{identity}}}:{window.number}", f"{head}{identity}}}:{before.number}"]
+            else:
+                found.append(f"{head}{identity}}}")
+        return found
+
+    def for_options(self) -> Scope:
+        """The counter for OPTIONS requests: its own, at ten times the limit."""
+        if self.rates is None and self.rate is None:
+            return self
+        return _multiplied(
+            self, f"{self.name}.options", OPTIONS_FACTOR, cost=1, count_if=None, reset_if=None, ban=None, lease=1
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.family))
+
+
+@lru_cache(maxsize=1024)
+def _plan_of(scope: Scope, texts: tuple[str | int, ...]) -> Plan:
+    rates = _parse_rates(list(texts), scope.algorithm, scope.timezone)
+    if rates is None:
+        raise ValueError(f"{texts!r} is not a rate")
+    return scope.make_plan([_times(rate, scope.factor) for rate in rates])
+
+
+def _times(rate: Rate, factor: int) -> Rate:
+    return rate if factor == 1 else Rate(min(rate.limit * factor, MAX_COUNT), rate.period, rate.calendar, rate.timezone)
+
+
+def _multiplied(scope: Scope, name: str, factor: int, **changes: Any) -> Scope:
+    """A companion of a scope: the same limits times a factor, counted apart."""
+    rates = None if scope.rates is None else tuple(_times(rate, factor) for rate in scope.rates)
+    if scope.algorithm == CONCURRENT and rates:
+        rates = tuple(replace(rate, limit=min(rate.limit, 1000)) for rate in rates)
+    return replace(scope, name=name, rates=rates, factor=scope.factor * factor, **changes)
+
+
+# --------------------------------------------------------------------------------------------------------- parsing
+
+
+def did_you_mean(word: Any, words: Iterable[str]) -> str:
+    """A hint for a word that is not among the known ones, "" when none is close."""
+    close = difflib.get_close_matches(str(word), list(words), 1, 0.6) or difflib.get_close_matches(
+        str(word).lower(), [known.lower() for known in words], 1, 0.6
+    )
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def _parse_rates(value: Any, algorithm: str, timezone: str) -> tuple[Rate, ...] | None:
+    if value is None:
+        return None
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    if not values:
+        raise ValueError("an empty list is not a rate. Write '100/h', or None for no limit.")
+    if algorithm == CONCURRENT:
+        if len(values) > 1:
+            raise ValueError(f"{value!r}: a concurrent scope has one limit. Write how many may be in flight, like '5'.")
+        return (Rate(parse_bare(values[0]), HOLD),)
+    rates = tuple(parse_rate(one, timezone=timezone) for one in values)
+    labels = [rate.label for rate in rates]
+    for rate in rates:
+        if labels.count(rate.label) > 1:
+            raise ValueError(f"{value!r} has two rates with the period {rate.label}. Keep the smaller one.")
+        if algorithm == BUCKET and (rate.calendar or rate.limit > rate.period * MICROSECOND):
+            raise ValueError(
+                f"{str(rate)!r}: a bucket refills steadily: no TIMEZONE, and at most a million hits a second."
+            )
+    return rates
+
+
+def _one_of(*words: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if value not in words:
+            raise ValueError(
+                f"{value!r} is unknown.{did_you_mean(value, words)} Write one of {', '.join(map(repr, words))}."
+            )
+        return str(value)
+
+    return parse
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a yes or no. Write True or False.")
+    return value
+
+
+def _share(below: float) -> Callable[[Any], float]:
+    def parse(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= below:
+            raise ValueError(f"{value!r} is not a share. Write a number from 0 to {below}.")
+        return float(value)
+
+    return parse
+
+
+def _integer(low: int, high: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError(f"{value!r} is not an integer from {low} to {high}.")
+        return value
+
+    return parse
+
+
+def _or_none(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else parse(value)
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
+        raise ValueError(f"{value!r} is not a list. Write [{str(value)!r}].")
+    for text in value:
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"{text!r} is not text.")
+    return tuple(value)
+
+
+def _paths(value: Any) -> tuple[str, ...]:
+    paths = _texts(value)
+    for path in paths:
+        if "*" in path[:-1] or not (path.startswith("/") or path == "*"):
+            raise ValueError(f"{path!r} is not a path. Write '/api/*', '/login' or '*': a star only at the end.")
+    return paths
+
+
+def _methods(value: Any) -> frozenset[str]:
+    methods = {method.upper() for method in _texts(value)}
+    for method in methods:
+        if not method.isascii() or not method.isalpha():
+            raise ValueError(f"{method!r} is not an HTTP method. Write ['POST', 'PUT'].")
+    return frozenset(methods | ({"HEAD"} if "GET" in methods else set()))
+
+
+def parse_cost(value: Any) -> int | Function:
+    """COST: an int from 0 to 2**53 - 1 or a function of the request. Raises ValueError."""
+    if callable(value) or (isinstance(value, str) and "." in value):
+        return load_function(value)
+    return _integer(0, MAX_COUNT)(value)
+
+
+def _message(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not text.")
+    try:
+        str(value).format(retry_after="", limit=0, scope="")
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"{value!r} cannot be filled in ({error}). It may hold {{retry_after}}, {{limit}} and {{scope}}."
+        ) from error
+    return value
+
+
+def _ban_option(value: Any) -> Ban:
+    if not isinstance(value, Mapping):
+        raise ValueError(f'{value!r} is not a ban. Write {{"AFTER": 3, "FOR": "1h"}}.')
+    words = {"AFTER", "FOR", "GROWTH", "MAX"}
+    for word in value:
+        if word not in words:
+            raise ValueError(f"{word!r} is unknown.{did_you_mean(word, words)} A ban has AFTER, FOR, GROWTH and MAX.")
+    after = _integer(1, 1000)(value.get("AFTER", 3))
+    length, maximum = parse_duration(value.get("FOR", "1h")), parse_duration(value.get("MAX", "1d"))
+    growth = value.get("GROWTH", 2)
+    if isinstance(growth, bool) or not isinstance(growth, int | float) or not 1 <= growth <= 100:
+        raise ValueError(f"GROWTH {growth!r} is not a number from 1 to 100.")
+    if length > maximum:
+        raise ValueError(f"FOR ({length} s) is longer than MAX ({maximum} s). Raise MAX.")
+    return Ban(after, length, float(growth), maximum)
+
+
+def _cache_alias(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r} is not the alias of a cache.")
+    return value
+
+
+OPTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "KEY": ("key", parse_key),
+    "CEILING": ("ceiling", _or_none(_integer(1, 1000))),
+    "COST": ("cost", parse_cost),
+    "METHODS": ("methods", _or_none(_methods)),
+    "PATHS": ("paths", _paths),
+    "URL_NAMES": ("url_names", lambda value: frozenset(_texts(value))),
+    "EXEMPT_PATHS": ("exempt_paths", _paths),
+    "EXEMPT_URL_NAMES": ("exempt_url_names", lambda value: frozenset(_texts(value))),
+    "SAFETY_MARGIN": ("safety_margin", _share(0.9)),
+    "NEAR": ("near", _share(1.0)),
+    "ON_ERROR": ("on_error", _one_of("allow", "deny", "local")),
+    "ON_MISSING": ("on_missing", _one_of("ip", "skip", "deny")),
+    "MODE": ("mode", _one_of("enforce", "shadow", "off")),
+    "COUNT_IF": ("count_if", _or_none(load_function)),
+    "RESET_IF": ("reset_if", _or_none(load_function)),
+    "COUNT_DENIED": ("count_denied", _boolean),
+    "RESPONSE": ("response", _or_none(load_function)),
+    "MESSAGE": ("message", _or_none(_message)),
+    "QUIET": ("quiet", _boolean),
+    "CACHE": ("cache", _cache_alias),
+    "LEASE": ("lease", _integer(1, 100_000)),
+    "BAN": ("ban", _or_none(_ban_option)),
+}
+"""Option -> field of Scope and its parser, which raises ValueError. RATE, ALGORITHM, TIMEZONE and PRESET come first."""
+FIRST = ("RATE", "ALGORITHM", "TIMEZONE", "PRESET")
+
+
+def parse_family(
+    name: str, options: Any, defaults: Defaults, path: str, origin: str = "settings"
+) -> tuple[tuple[Scope, ...], list[Problem]]:
+    """The scopes that one definition makes (one, or more with PRESET and CEILING), and what is wrong with it.
+
+    ``options`` is a rate or a dict of the options of a scope in upper case. ``path`` is what problems are reported under.
+    """
+    if not isinstance(name, str) or not NAME.match(name):
+        return (), [
+            Problem(
+                path,
+                f"{name!r} cannot be the name of a scope. Write a lower-case letter, then up to 63 of a-z 0-9 _ . -",
+            )
+        ]
+    if isinstance(options, str | list | tuple):
+        options = {"RATE": options}
+    if not isinstance(options, Mapping):
+        return (), [
+            Problem(path, f"{options!r} is not a scope. Write a rate like '100/h' or a dict with RATE and KEY.")
+        ]
+    problems: list[Problem] = []
+    known = (*FIRST, *OPTIONS)
+    for option in options:
+        if option not in known:
+            problems.append(Problem(path, f"{option!r} is not an option of a scope.{did_you_mean(option, known)}"))
+    if "PRESET" in options:
+        scopes = _preset(name, options, defaults, path, origin, problems)
+    else:
+        one = _parse_one(name, options, defaults, path, origin, problems)
+        scopes = (one,) if one is not None else ()
+    found: list[Scope] = []
+    for scope in scopes:
+        found.append(scope)
+        if scope.ceiling is not None:
+            found.append(
+                _multiplied(
+                    scope,
+                    f"{scope.name}.ceiling",
+                    scope.ceiling,
+                    key=parse_key("ip"),
+                    family=name,
+                    ceiling=None,
+                    ban=None,
+                    lease=1,
+                )
+            )
+    for scope in found:
+        if not NAME.match(scope.name):
+            problems.append(
+                Problem(path, f"the name {scope.name!r} that follows from {name!r} is too long. Shorten it.")
+            )
+    return tuple(found), problems
+
+
+def _parse_one(
+    name: str, options: Mapping[str, Any], defaults: Defaults, path: str, origin: str, problems: list[Problem]
+) -> Scope | None:
+    before = len(problems)
+    values: dict[str, Any] = {
+        "name": name,
+        "family": name,
+        "origin": origin,
+        "prefix": defaults.prefix,
+        "cache": defaults.cache,
+        "on_error": defaults.on_error,
+    }
+
+    def parse(option: str, parser: Callable[[Any], Any]) -> Any:
+        try:
+            return parser(options[option])
+        except (ValueError, TypeError) as error:
+            problems.append(Problem(f'{path}["{option}"]', str(error)))
+            return None
+
+    if "ALGORITHM" in options:
+        word = parse("ALGORITHM", _one_of(*ALGORITHMS))
+        if word is not None:
+            values["algorithm"] = ALGORITHMS[word]
+    algorithm = values.get("algorithm", FIXED)
+    timezone = ""
+    if options.get("TIMEZONE") is not None:
+        zone = options["TIMEZONE"]
+        try:
+            parse_rate("1/day", timezone=zone)
+            values["timezone"] = timezone = str(zone)
+        except (RateError, TypeError) as error:
+            problems.append(Problem(f'{path}["TIMEZONE"]', str(error)))
+    if "RATE" not in options:
+        problems.append(
+            Problem(path, f"the scope {name!r} has no RATE. Write \"RATE\": '100/h', or None for no limit.")
+        )
+    elif callable(options["RATE"]) or (isinstance(options["RATE"], str) and _looks_like_path(options["RATE"])):
+        values["rate"] = parse("RATE", load_function)
+    else:
+        values["rates"] = parse("RATE", lambda value: _parse_rates(value, algorithm, timezone))
+    for option, (attribute, parser) in OPTIONS.items():
+        if option in options:
+            value = parse(option, parser)
+            if value is not None:
+                values[attribute] = value
+    if len(problems) > before:
+        return None
+    scope = Scope(**values)
+    problems.extend(_contradictions(scope, options, path))
+    return scope
+
+
+def _looks_like_path(text: str) -> bool:
+    return "/" not in text and "." in text
+
+
+def _contradictions(scope: Scope, options: Mapping[str, Any], path: str) -> list[Problem]:
+    found: list[Problem] = []
+
+    def problem(option: str, message: str) -> None:
+        found.append(Problem(f'{path}["{option}"]', message))
+
+    kinds = [{part.kind for part in alternative} for alternative in scope.key.alternatives]
+    if scope.ban and any(kind <= {"everyone", "field", "arg"} for kind in kinds):
+        problem(
+            "BAN", f"the key {scope.key.text!r} is not a caller's own, so a ban would be a weapon. Add +ip to the KEY."
+        )
+    if scope.ceiling and "ip" in kinds:
+        problem(
+            "CEILING", f"the key {scope.key.text!r} counts the address by itself; a ceiling on it says nothing more."
+        )
+    if scope.algorithm == CONCURRENT:
+        for option in ("BAN", "LEASE", "SAFETY_MARGIN", "COUNT_DENIED", "TIMEZONE", "COUNT_IF", "RESET_IF"):
+            if options.get(option):
+                problem(option, "has no meaning for a concurrent scope. Leave it out.")
+    if scope.timezone and scope.rates and not any(rate.calendar for rate in scope.rates):
+        problem("TIMEZONE", "no rate of this scope is by day, week or month. Leave it out.")
+    if scope.lease > 1:
+        if scope.algorithm != FIXED:
+            problem("LEASE", "only fixed windows can be leased.")
+        if scope.count_if or scope.reset_if or scope.ban or scope.count_denied or scope.mode == "shadow":
+            problem(
+                "LEASE", "a leased hit cannot be given back: no COUNT_IF, RESET_IF, BAN, COUNT_DENIED or shadow mode."
+            )
+        if scope.rates and any(rate.limit and scope.lease * 10 > rate.limit for rate in scope.rates):
+            problem("LEASE", f"{scope.lease} is more than a tenth of the limit. Lease less, or leave it out.")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ presets
+
+
+def is_failure(request: Any, response: Any) -> bool:
+    """COUNT_IF of the login preset: everything but a success. Django's own login views redirect after one."""
+    return not is_success(request, response)
+
+
+def is_success(request: Any, response: Any) -> bool:
+    """Whether a login succeeded: a redirect, or 2xx for an API. A form shown again has status 200 and HTML."""
+    if 300 <= response.status_code < 400:
+        return True
+    kind = str(response.headers.get("Content-Type", ""))
+    return 200 <= response.status_code < 300 and not kind.startswith("text/html")
+
+
+PRESETS = ("login",)
+
+
+def _preset(
+    name: str, options: Mapping[str, Any], defaults: Defaults, path: str, origin: str, problems: list[Problem]
+) -> tuple[Scope, ...]:
+    if options["PRESET"] not in PRESETS:
+        problems.append(
+            Problem(
+                f'{path}["PRESET"]',
+                f"{options['PRESET']!r} is unknown.{did_you_mean(options['PRESET'], PRESETS)} There is 'login'.",
+            )
+        )
+        return ()
+    for option in ("RATE", "KEY", "CEILING", "ALGORITHM", "TIMEZONE", "LEASE"):
+        if option in options:
+            problems.append(
+                Problem(f'{path}["{option}"]', "the preset sets it. Write a scope of your own to change it.")
+            )
+    common: dict[str, Any] = {
+        "METHODS": ["POST"],
+        "COUNT_IF": is_failure,
+        "ON_ERROR": "local",
+        "QUIET": True,
+        **{option: value for option, value in options.items() if option != "PRESET"},
+    }
+    # OWASP, Authentication Cheat Sheet ("Account Lockout") and Bot Management: the account and the address are limited
+    # independently; the account alone is only slowed down, for nobody may lock somebody else out for long.
+    members: dict[str, dict[str, Any]] = {
+        "account": {"RATE": "5/15m", "KEY": "field:username", "ON_MISSING": "deny"},
+        "ip64": {"RATE": "20/15m", "KEY": "ip/64", "BAN": {"AFTER": 3, "FOR": "30m", "GROWTH": 2, "MAX": "1d"}},
+        "ip56": {"RATE": "60/15m", "KEY": "ip/56"},
+        "ip48": {"RATE": "200/15m", "KEY": "ip/48"},
+    }
+    found = []
+    for member, own in members.items():
+        parsed = _parse_one(f"{name}.{member}", {**own, **common}, defaults, path, origin, problems)
+        if parsed is not None:
+            found.append(replace(parsed, family=name))
+    return tuple(found)
+
+
+def digest_name(text: str) -> str:
+    """A scope name made of any text: lower-cased, other characters as ``-``, cut to 64 with a digest."""
+    name = re.sub(r"[^a-z0-9_.-]+", "-", text.lower()).strip("-.") or "view"
+    if not name[0].isalpha():
+        name = f"v-{name}"
+    if len(name) <= 64:
+        return name
+    return f"{name[-50:].lstrip('-._0123456789')}-{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}"
+
+
+def changed(scope: Scope) -> dict[str, Any]:
+    """The fields of a scope that differ from the defaults, for people."""
+    plain = Scope(name=scope.name)
+    return {
+        one.name: getattr(scope, one.name)
+        for one in fields(Scope)
+        if one.init and getattr(scope, one.name) != getattr(plain, one.name)
+    }
