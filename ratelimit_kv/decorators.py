@@ -12,7 +12,8 @@ from django.http import HttpRequest
 from . import door
 from .conf import get_config
 from .limiter import RequestLimits, inner, limits_of
-from .marks import EXEMPT, MARKS, OWNER, Mark
+from .exceptions import RateLimited
+from .marks import EXEMPT, HERE, MARKS, Here, Mark, here
 from .scopes import NAME, OPTIONS, Defaults, did_you_mean, parse_cost, parse_family
 from .steps import arun, run
 
@@ -34,7 +35,7 @@ def rate_limit(*rates_or_scopes: Any, scope: str | None = None, **options: Any) 
 
     def decorate(view: View) -> View:
         if isinstance(view, type):
-            return _on_class(view, mark)
+            return _on_class(view, mark)  # type: ignore[no-any-return]
         return _on_callable(view, mark)  # type: ignore[return-value]
 
     return decorate
@@ -99,23 +100,22 @@ def _on_class(view_class: Any, mark: Mark) -> Any:
 
 
 def _on_callable(view: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
+    standing = (mark, *here(view))  # limits stacked directly on each other are decided in one call
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        # ``dispatch`` of a class with async handlers is no coroutine function, and returns a coroutine all the same.
+        if _is_async_view(view, args):
+            return _around_async(view, standing, args, kwargs)
+        return _around(view, standing, args, kwargs)
+
+    async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
+        return await _around_async(view, standing, args, kwargs)
+
     if iscoroutinefunction(view) or iscoroutinefunction(getattr(view, "func", None)):
-
-        async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return await _around_async(view, mark, args, kwargs)
-
-        markcoroutinefunction(wrapper)
-    else:
-
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            # ``dispatch`` of a class with async handlers is no coroutine function, and returns a coroutine all the same.
-            if _is_async_view(view, args):
-                return _around_async(view, mark, args, kwargs)
-            return _around(view, mark, args, kwargs)
-
+        wrapper = markcoroutinefunction(async_wrapper)
     functools.update_wrapper(wrapper, view)
     setattr(wrapper, MARKS, (mark, *getattr(view, MARKS, ())))
-    setattr(wrapper, OWNER, wrapper)
+    setattr(wrapper, HERE, Here(wrapper, standing))
     return wrapper
 
 
@@ -137,25 +137,30 @@ def _request_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest:
     )
 
 
-def _enter(view: Any, mark: Mark, request: HttpRequest) -> tuple[RequestLimits, Any]:
-    """The request's record, and the scopes to decide here: none when an outer door has decided this mark."""
+def _enter(view: Any, marks: tuple[Mark, ...], request: HttpRequest) -> tuple[RequestLimits, Any]:
+    """The request's record, and the scopes to decide here: none when an outer door has decided these marks."""
     limits = limits_of(request)
-    if mark in limits.counted_here or limits.exempt:
+    if limits.exempt or limits.counted_here.issuperset(marks):
         return limits, ()
-    limits.counted_here.add(mark)
     config = get_config()
     if not config.enabled:
         return limits, ()
     resolved = request.resolver_match.func if request.resolver_match is not None else view
     if door.exempt(request, resolved) or door.exempt(request, view):
         return limits, ()
-    scopes = door.scopes_of_mark(config, mark, request, view)
+    scopes = [
+        scope
+        for mark in marks
+        if mark not in limits.counted_here
+        for scope in door.scopes_of_mark(config, mark, request, view)
+    ]
+    limits.counted_here.update(marks)
     return limits, door.applicable(config, scopes, request, resolved)
 
 
-def _around(view: Callable[..., Any], mark: Mark, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _around(view: Callable[..., Any], marks: tuple[Mark, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     request = _request_of(args, kwargs)
-    limits, scopes = _enter(view, mark, request)
+    limits, scopes = _enter(view, marks, request)
     if not scopes:
         return view(*args, **kwargs)
     refusal = run(door.begin(request, scopes))
@@ -166,15 +171,19 @@ def _around(view: Callable[..., Any], mark: Mark, args: tuple[Any, ...], kwargs:
         return run(door.finish(request, refusal))
     try:
         response = view(*args, **kwargs)
-    except Exception as error:
+    except RateLimited as error:
+        response = run(door.refuse(request, error))
+    except BaseException as error:
         run(door.fail(request, error))
         raise
     return run(door.finish(request, response))
 
 
-async def _around_async(view: Callable[..., Any], mark: Mark, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+async def _around_async(
+    view: Callable[..., Any], marks: tuple[Mark, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     request = _request_of(args, kwargs)
-    limits, scopes = _enter(view, mark, request)
+    limits, scopes = _enter(view, marks, request)
     if not scopes:
         return await view(*args, **kwargs)
     refusal = await arun(door.begin(request, scopes))
@@ -185,7 +194,9 @@ async def _around_async(view: Callable[..., Any], mark: Mark, args: tuple[Any, .
         return await arun(door.finish(request, refusal))
     try:
         response = await view(*args, **kwargs)
-    except Exception as error:
+    except RateLimited as error:
+        response = await arun(door.refuse(request, error))
+    except BaseException as error:
         await arun(door.fail(request, error))
         raise
     return await arun(door.finish(request, response))
@@ -202,17 +213,12 @@ def rate_limit_exempt(view: Any = None) -> Any:
     if isinstance(view, type):
         setattr(view, EXEMPT, True)
         return view
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return view(*args, **kwargs)
+
     if iscoroutinefunction(view):
-
-        async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return await view(*args, **kwargs)
-
-        markcoroutinefunction(wrapper)
-    else:
-
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return view(*args, **kwargs)
-
+        wrapper = markcoroutinefunction(wrapper)
     functools.update_wrapper(wrapper, view)
     setattr(wrapper, EXEMPT, True)
     return wrapper

@@ -38,8 +38,7 @@ def applicable(config: Config, scopes: Iterable[Scope], request: HttpRequest, vi
         return [scope for scope in scopes if scope.methods is None or method in scope.methods]
     # A preflight never spends the caller's budget. Where answering it costs what a request costs, it has its own.
     view_class = getattr(view, "view_class", None) or getattr(view, "cls", None)
-    stock = view_class is not None and getattr(view_class, "options", None) is not None
-    if stock and view_class.options.__module__ in STOCK_OPTIONS:
+    if getattr(getattr(view_class, "options", None), "__module__", "") in STOCK_OPTIONS:
         return [scope for scope in scopes if scope.methods is not None and method in scope.methods]
     return [
         config.for_options(scope) if scope.methods is None else scope
@@ -58,11 +57,9 @@ def begin(request: HttpRequest, scopes: Sequence[Scope]) -> Steps[HttpResponseBa
     return (yield from _refusal(get_config(), request, limits, denied))
 
 
-def refuse(request: HttpRequest, error: RateLimited) -> HttpResponseBase:
+def refuse(request: HttpRequest, error: RateLimited) -> Steps[HttpResponseBase]:
     """The refusal for a RateLimited that a view raised."""
-    config = get_config()
-    limits = limits_of(request)
-    return run(_refusal(config, request, limits, error.decisions))
+    return _refusal(get_config(), request, limits_of(request), error.decisions)
 
 
 def _refusal(
@@ -89,11 +86,20 @@ def finish(request: HttpRequest, response: Any) -> Steps[Any]:
 
 
 def fail(request: HttpRequest, error: BaseException) -> Steps[None]:
-    """After a view that raised: it counts as the status that Django makes of the exception."""
+    """After a view that raised: it counts as the status that Django makes of the exception.
+
+    A view that was cancelled, its client gone or its worker ending, has counted; only what is in flight is released.
+    """
     limits = limits_of(request)
-    if limits.by_name and not limits.finished:
-        limits.finished = True
+    if not limits.by_name or limits.finished:
+        return
+    limits.finished = True
+    if isinstance(error, Exception):
         yield from _outcomes(request, http.response_of(error), limits)
+    else:
+        for name, decision in list(limits.by_name.items()):
+            if limits.scopes[name].algorithm == CONCURRENT:
+                limits.by_name[name] = yield from settle_flow(decision, 0)
 
 
 def _outcomes(request: HttpRequest, response: Any, limits: RequestLimits) -> Steps[None]:

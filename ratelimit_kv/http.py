@@ -153,7 +153,7 @@ def _page(status: int, text: str, decision: Decision, scope: Scope | None, wait:
         "retry_after_phrase": phrase(wait),
     }
     try:
-        return loader.select_template(TEMPLATES).render(context)
+        return str(loader.select_template(TEMPLATES).render(context))
     except Exception:  # the project's template may do anything; a refusal must not become a 500
         logger.exception("the page for refused requests (%s) could not be rendered", " or ".join(TEMPLATES))
         return None
@@ -161,7 +161,7 @@ def _page(status: int, text: str, decision: Decision, scope: Scope | None, wait:
 
 def preferred(request: HttpRequest) -> str:
     """``html``, ``json`` or ``text``, by Accept; a client that takes anything gets JSON if it sent JSON."""
-    accept = request.META.get("HTTP_ACCEPT", "*/*")
+    accept = request.headers.get("Accept", "*/*")
     if accept != "*/*":
         kind = request.get_preferred_type(("text/html", "application/problem+json", "application/json", "text/plain"))
         if kind == "text/html" and "text/html" not in accept:

@@ -293,6 +293,7 @@ def _decide(
         weight = scope.cost if cost is None else cost
         known = _remembered(rt, scope, identity, plan, weight, at, tick)
         if known is not None:
+            yield from _say_denied(rt, request, known, at)
             return [known]
         asks.append(Ask(scope, plan, identity, weight, len(asks)))
     for scope in later:
@@ -301,6 +302,7 @@ def _decide(
             continue
         if type(answer) is Decision:
             if not answer.allowed:
+                yield from _send(signals.denied, request=request, decision=answer)
                 return [answer]
             done.append(answer)
             continue
@@ -308,6 +310,7 @@ def _decide(
         answer.number = len(asks)
         known = _remembered(rt, answer.scope, answer.identity, answer.plan, answer.cost, at, tick)
         if known is not None:
+            yield from _say_denied(rt, request, known, at)
             return [known]
         asks.append(answer)
     if asks:
@@ -534,15 +537,19 @@ def _conclude(
         if decision.reason is Reason.STORE_ERROR:
             cause = next((v.cause for v in ask.verdicts if v.reason is Reason.STORE_ERROR), "")
             yield from _say_store_error(rt, ask.scope, ask.scope.cache, cause)
-        if decision.reason is Reason.SHADOW or (
-            not decision.allowed and decision.reason not in (Reason.STORE_ERROR, Reason.MISSING)
-        ):
-            tick = ticks()
-            rt.log.record(decision, at, tick)
+            if not decision.allowed:
+                yield from _send(signals.denied, request=request, decision=decision)
+        elif decision.reason is Reason.SHADOW or not decision.allowed:
             if rt.memory is not None and ask.scope.remembers and not ask.is_local:
-                rt.memory.remember(decision, ask.plan.token, at, tick)
-            yield from _send(signals.denied, request=request, decision=decision)
+                rt.memory.remember(decision, ask.plan.token, at, ticks())
+            yield from _say_denied(rt, request, decision, at)
     return decisions
+
+
+def _say_denied(rt: Runtime, request: HttpRequest | None, decision: Decision, at: int) -> Steps[None]:
+    if decision.reason is not Reason.REMEMBERED or logger.isEnabledFor(logging.DEBUG):
+        rt.log.record(decision, at, ticks())
+    yield from _send(signals.denied, request=request, decision=decision)
 
 
 def _is_near(ask: Ask) -> bool:
@@ -601,7 +608,7 @@ def _decision(ask: Ask, counted: int | None = None) -> Decision:
     if worst is None:
         allowed, reason = True, Reason.LOCAL if ask.is_local else Reason.WITHIN
         if len(states) > 1:
-            state = min(states, key=lambda s: s.remaining / s.limit if s.limit and s.remaining is not None else 0.0)
+            state = min(states, key=_left)
     else:
         shadow = scope.mode == "shadow"
         allowed = shadow
@@ -714,7 +721,6 @@ def _settle(rt: Runtime, decision: Decision, total: int | None) -> Steps[Decisio
     if ledger is None or total is None:
         return decision
     at = now()
-    before = ledger.total
     counters = ledger.change(total, at)
     if not counters:
         return decision
@@ -729,11 +735,27 @@ def _settle(rt: Runtime, decision: Decision, total: int | None) -> Steps[Decisio
             yield from _say_store_error(rt, scope, scope.cache, error.cause)
             return decision
     rt.forget(scope.name, ledger.identity)
-    left = [verdict.remaining for verdict in verdicts if verdict.reason is not Reason.STORE_ERROR]
-    remaining = min(left) if left else decision.remaining
-    if total < before and len(decision.rates) > 1:
-        remaining = min(remaining or 0, decision.limit or 0)
-    return replace(decision, counted=ledger.total, remaining=remaining)
+    rates = list(decision.rates)
+    if len(ledger.plan.rates) == len(rates):
+        for position, verdict in enumerate(verdicts):  # every charge has its counters in the order of the rates
+            if verdict.reason is not Reason.STORE_ERROR:
+                place = position % len(rates)
+                rates[place] = replace(rates[place], remaining=verdict.remaining)
+    nearest = min(rates, key=_left)
+    return replace(
+        decision,
+        counted=ledger.total,
+        rates=tuple(rates),
+        limit=nearest.limit,
+        window=nearest.window,
+        remaining=nearest.remaining,
+        reset_after=nearest.reset_after,
+    )
+
+
+def _left(state: RateState) -> float:
+    """The share of a rate that is left."""
+    return state.remaining / state.limit if state.limit and state.remaining is not None else 0.0
 
 
 def settle_flow(decision: Decision, total: int) -> Steps[Decision]:
@@ -843,6 +865,7 @@ def _hit(name: str, who: Any, cost: int | None) -> Steps[Decision]:
         for ask in asks:
             known = _remembered(rt, ask.scope, ask.identity, ask.plan, ask.cost, at, tick)
             if known is not None:
+                yield from _say_denied(rt, None, known, at)
                 return known
         return _answer((yield from _settle_asks(rt, None, None, asks, at)), scopes)
     request = inner(who)

@@ -5,19 +5,31 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from .callables import Function
 from .scopes import digest_name
 
-__all__ = ["EXEMPT", "MARKS", "OWNER", "Mark", "hoistable", "is_exempt", "marks_of", "view_name", "views"]
+__all__ = [
+    "EXEMPT",
+    "HERE",
+    "MARKS",
+    "Here",
+    "Mark",
+    "hoistable",
+    "here",
+    "is_exempt",
+    "marks_of",
+    "view_name",
+    "views",
+]
 
 MARKS = "rate_limit_marks"
 """Attribute with the marks of a view: a tuple, which ``functools.wraps`` copies outwards."""
-OWNER = "rate_limit_owner"
-"""Attribute with the very callable that the marks were put on."""
+HERE = "rate_limit_here"
+"""Attribute with the marks that stand directly on a callable, and that callable."""
 EXEMPT = "rate_limit_exempt"
 """Attribute of an exempt view."""
 
@@ -73,22 +85,31 @@ def is_exempt(view: Any) -> bool:
     return bool(getattr(view, EXEMPT, False) or getattr(getattr(view, "view_class", None), EXEMPT, False))
 
 
+class Here(NamedTuple):
+    """Marks with no other decorator between them, and the callable that they stand on.
+
+    ``functools.wraps`` copies attributes outwards, so a callable is asked whether it is the owner of what it carries.
+    """
+
+    owner: Any
+    marks: tuple[Mark, ...]
+
+
+def here(view: Any) -> tuple[Mark, ...]:
+    """The marks that stand directly on a callable: what its outermost decorators decide in one call."""
+    found: Here | None = getattr(view, HERE, None)
+    return found.marks if found is not None and found.owner is view else ()
+
+
 def hoistable(view: Any) -> tuple[Mark, ...]:
-    """The marks that may be decided before the view: those on the very callable that Django resolved.
+    """The marks that may be decided before the view: those directly on the very callable that Django resolved.
 
     ``as_view()`` copies attributes from ``dispatch``, so marks on the class's own dispatch count too. Views of REST
     framework authenticate inside, so their marks wait (``cls`` is how its views show themselves).
     """
-    marks = view.__dict__.get(MARKS) if hasattr(view, "__dict__") else None
-    if not marks or hasattr(view, "cls"):
+    if hasattr(view, "cls"):
         return ()
-    owner = getattr(view, OWNER, None)
-    if owner is view:
-        return tuple(marks)
-    view_class = getattr(view, "view_class", None)
-    if view_class is not None and owner is getattr(view_class, "dispatch", None):
-        return tuple(marks)
-    return ()
+    return here(view) or here(getattr(getattr(view, "view_class", None), "dispatch", None))
 
 
 def views(urlconf: Any = None) -> Iterator[tuple[str, str, Any]]:

@@ -33,7 +33,7 @@ class RateLimitMiddleware:
         if self.is_async:
             markcoroutinefunction(self)
             # Django asks the bound method whether it is a coroutine function: no thread hop when nothing applies.
-            self.process_view = self._process_view_async
+            self.process_view = self._process_view_async  # type: ignore[method-assign]
         self._plans: tuple[Config | None, dict[Any, tuple[bool, tuple[tuple[Mark, ...], tuple[Scope, ...]]]]] = (
             None,
             {},
@@ -43,14 +43,22 @@ class RateLimitMiddleware:
         if self.is_async:
             return self._call_async(request)
         limits = self._open(request)
-        response = self.get_response(request)
+        try:
+            response = self.get_response(request)
+        except BaseException as error:  # Django answers exceptions further in: this is the worker ending
+            run(door.fail(request, error))
+            raise
         if limits.by_name or self._went_astray(limits, response):
             response = run(self._after(request, response, limits))
         return response
 
     async def _call_async(self, request: HttpRequest) -> HttpResponseBase:
         limits = self._open(request)
-        response = await self.get_response(request)
+        try:
+            response = await self.get_response(request)
+        except BaseException as error:  # Django answers exceptions further in: this is the client gone
+            await arun(door.fail(request, error))
+            raise
         if limits.by_name or self._went_astray(limits, response):
             response = await arun(self._after(request, response, limits))
         return response  # type: ignore[no-any-return]
@@ -68,7 +76,7 @@ class RateLimitMiddleware:
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponseBase | None:
         """Answer a RateLimited that the view raised."""
-        return door.refuse(inner(request), error) if isinstance(error, RateLimited) else None
+        return run(door.refuse(inner(request), error)) if isinstance(error, RateLimited) else None
 
     def _open(self, request: HttpRequest) -> RequestLimits:
         limits = limits_of(request)

@@ -63,13 +63,9 @@ _RATE = re.compile(r"\s*(\d+(?:_\d+)*)\s*/\s*(\d*)\s*([a-z]+)\s*", re.ASCII)
 _DURATION = re.compile(r"\s*(\d+)\s*([a-z]+)\s*", re.ASCII)
 _CALENDAR_PERIOD = re.compile(r"([2-9]|[1-9]\d{1,3})?(day|week|month)", re.ASCII)
 
-_HOW_RATE = (
-    "Write <limit>/<multiple><unit> with a unit of s, m, h, d, w or month: '100/h', '5/30s' or '1000/day'."
-)
+_HOW_RATE = "Write <limit>/<multiple><unit> with a unit of s, m, h, d, w or month: '100/h', '5/30s' or '1000/day'."
 _HOW_BARE = f"Write how many may be in flight at once, from 0 to {MAX_CONCURRENT}: '5'."
-_HOW_DURATION = (
-    "Write <number><unit> with a unit of s, m, h, d or w: '90s', '1h', '1d'; or an int of seconds."
-)
+_HOW_DURATION = "Write <number><unit> with a unit of s, m, h, d or w: '90s', '1h', '1d'; or an int of seconds."
 _HOW_ZONE = "Write an IANA name such as 'Europe/Rome'."
 
 
@@ -170,9 +166,9 @@ def _calendar_window(unit: str, multiple: int, timezone: str, second: int) -> Wi
     today = datetime.fromtimestamp(second, _zone(timezone)).date()
     number = _number(unit, multiple, today)
     start, end = _start(unit, multiple, timezone, number), _start(unit, multiple, timezone, number + 1)
-    # Where clocks go back over midnight, an hour of the old date comes again after the new day has begun: it
-    # belongs to the new day. Where a whole day was skipped its window is empty, and is passed over.
-    while second >= end:
+    # Where clocks go back from just after midnight, an hour of the old date comes again after the new day has
+    # begun: it belongs to the new day.
+    if second >= end:
         number += 1
         start, end = end, _start(unit, multiple, timezone, number + 1)
     return Window(number, start, end)
@@ -204,9 +200,7 @@ def _start(unit: str, multiple: int, timezone: str, number: int) -> int:
     day = _first_day(unit, multiple, number)
     # PEP 495: the two readings of a wall time differ where it happens twice (the first is earlier) or never
     # (the first is later: it has the offset from before the change, and the change lies between the two).
-    first, second = (
-        int(datetime(day.year, day.month, day.day, tzinfo=zone, fold=fold).timestamp()) for fold in (0, 1)
-    )
+    first, second = (int(datetime(day.year, day.month, day.day, tzinfo=zone, fold=fold).timestamp()) for fold in (0, 1))
     if first <= second:
         return first
     return second + bisect_left(
