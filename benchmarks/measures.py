@@ -26,6 +26,7 @@ from benchmarks.adapters import (
 )
 from benchmarks.crew import Failed, Times, Worker, workers
 from benchmarks.proxy import Proxy
+from benchmarks.worker import Spent
 from tests.servers import Server, start_redis
 
 SITUATIONS = {
@@ -57,6 +58,8 @@ class Size:
     identities: int
     """For the memory of one: three quarters of a power of two, where hash tables of Redis double."""
     population: tuple[int, ...]
+    each: int
+    """Requests of each of 8 processes, where the processor time of Redis is measured."""
     times_on: tuple[str, ...]
     wire_on: tuple[str, ...]
     exact_on: tuple[str, ...]
@@ -71,6 +74,7 @@ FULL = Size(
     round_us=15_000,
     identities=100_000,
     population=(1_000, 10_000, 100_000, 1_000_000),
+    each=2_000,
     times_on=(DJANGO_REDIS, REDIS_CACHE, LOCMEM, SQLITE, POSTGRES, MEMCACHED),
     wire_on=(DJANGO_REDIS, REDIS_CACHE, MEMCACHED, POSTGRES, SQLITE),
     exact_on=(DJANGO_REDIS, REDIS_CACHE, MEMCACHED, POSTGRES, SQLITE),
@@ -83,6 +87,7 @@ QUICK = Size(
     round_us=3_000,
     identities=6_250,
     population=(1_000, 10_000),
+    each=250,
     times_on=(DJANGO_REDIS, REDIS_CACHE, LOCMEM, SQLITE),
     wire_on=(DJANGO_REDIS, REDIS_CACHE, SQLITE),
     exact_on=(DJANGO_REDIS,),
@@ -131,9 +136,7 @@ class Farm:
                 "LOCATION": "bench_cache",
                 "OPTIONS": {"MAX_ENTRIES": 10**7},
             }
-            databases["default"] = (
-                self._sqlite_database() if name == SQLITE else self._postgres_database(port)
-            )
+            databases["default"] = self._sqlite_database() if name == SQLITE else self._postgres_database(port)
         elif name == MEMCACHED:
             url = f"127.0.0.1:{port or self.ports['memcached']}"
             cache |= {"BACKEND": "django.core.cache.backends.memcached.PyMemcacheCache", "LOCATION": url}
@@ -175,9 +178,7 @@ class Farm:
         }
 
     def server_of(self, backend: str) -> str:
-        return {POSTGRES: "postgres", MEMCACHED: "memcached"}.get(
-            backend, "redis" if backend in REDIS else ""
-        )
+        return {POSTGRES: "postgres", MEMCACHED: "memcached"}.get(backend, "redis" if backend in REDIS else "")
 
     @property
     def redis(self) -> redis_client.Redis:
@@ -229,19 +230,16 @@ def _times_on(plan: Plan, backend: Backend, raw: Worker, units: dict[str, list[f
                         why = str(error)
                 table[worker.name][situation] = why
             for turn in range(plan.size.rounds):
-                unit = _unit(raw, situation, plan.size, units)
+                _references(raw, plan.size, units)
                 order = list(taking_part)
                 first = turn % len(order) if order else 0
                 for worker in order[first:] + order[:first]:  # A B C, B C A, C A B ...
+                    unit = _unit(raw, situation, plan.size)
                     try:
-                        limited, bare = worker.round(situation, taking_part[worker].calls)
+                        taking_part[worker].add(*worker.round(situation, taking_part[worker].calls), unit)
                     except Failed as error:
                         table[worker.name][situation] = str(error)
                         del taking_part[worker]
-                        continue
-                    taking_part[worker].limited.append(limited)
-                    taking_part[worker].bare.append(bare)
-                    taking_part[worker].units.append(unit)
             for worker, rounds in taking_part.items():
                 table[worker.name][situation] = rounds.summary()
     return table
@@ -251,17 +249,21 @@ def _calls(worker: Worker, situation: str, round_us: float) -> int:
     """How many calls fill a round. Asking warms the worker up."""
     worker.round(situation, 10)
     limited, bare = worker.round(situation, 10)
-    return int(min(1000, max(10, round_us / (limited + bare))))
+    return int(min(1000, max(10, round_us / (limited.median + bare.median))))
 
 
-def _unit(raw: Worker, situation: str, size: Size, units: dict[str, list[float]]) -> float:
-    """What the unit takes now. All are taken, so that they can be compared with each other too."""
-    calls = max(20, int(size.round_us / 100))
+def _unit(raw: Worker, situation: str, size: Size) -> Spent:
+    """What the unit takes now, beside the round that it is the unit of."""
+    calls = max(20, int(size.round_us / 200))
+    return raw.unit_async(calls) if situation == "async" else raw.round("unit-evalsha", calls)[0]
+
+
+def _references(raw: Worker, size: Size, units: dict[str, list[float]]) -> None:
+    """All units, one after the other, so that they can be compared with each other too."""
     for name in ("evalsha", "incr", "tcp"):
-        limited, bare = raw.round(f"unit-{name}", calls)
-        units[name].append(limited - bare)
-    units["async evalsha"].append(raw.unit_async(calls))
-    return units["async evalsha" if situation == "async" else "evalsha"][-1]
+        limited, bare = raw.round(f"unit-{name}", max(20, int(size.round_us / 200)))
+        units[name].append(limited.median - bare.median)
+    units["async evalsha"].append(_unit(raw, "async", size).median)
 
 
 # -- the wire ------------------------------------------------------------------------------------------------
@@ -353,6 +355,34 @@ def leases(plan: Plan, farm: Farm, processes: int = 8) -> list[dict[str, Any]]:
                 requests = each * processes
                 row |= {"requests": requests, "answers": answers, "store_calls": round(calls / requests, 4)}
     return rows
+
+
+def server(plan: Plan, farm: Farm, processes: int = 8) -> dict[str, Any]:
+    """Processor time of Redis for one allowed request, while so many processes send."""
+    results: dict[str, Any] = {}
+    if DJANGO_REDIS not in plan.backends:
+        return results
+    plan.say("processor time of Redis")
+    with workers(plan.on(DJANGO_REDIS), farm.backend(DJANGO_REDIS)) as (crew, failed):
+        results |= {name: {"error": why} for name, why in failed.items()}
+        for worker in crew:
+            results[worker.name] = row = {}
+            for limits in (("ip",), ("ip", "user", "all")):
+                try:
+                    worker.admit(limits, 1, 10, 7)  # scripts are sent once
+                    before = _processor_time(farm.redis)
+                    worker.admit(limits, processes, plan.size.each, 7)
+                    used = _processor_time(farm.redis) - before
+                except Failed as error:
+                    row[len(limits)] = str(error)
+                else:
+                    row[len(limits)] = round(used * 1e6 / (processes * plan.size.each), 2)
+    return results
+
+
+def _processor_time(client: redis_client.Redis) -> float:
+    info = client.info("cpu")
+    return info["used_cpu_user"] + info["used_cpu_sys"]
 
 
 def _script_calls(client: redis_client.Redis) -> int:
@@ -478,7 +508,6 @@ def growth(plan: Plan, farm: Farm) -> dict[str, Any]:
     results: dict[str, Any] = {}
     if OURS[0] not in plan.adapters:
         return results
-    units: dict[str, list[float]] = {"evalsha": [], "incr": [], "tcp": [], "async evalsha": []}
     with workers([RawEvalsha.name], farm.backend(DJANGO_REDIS)) as (raw, _):
         for backend in plan.some_on((DJANGO_REDIS, LOCMEM, SQLITE, POSTGRES)):
             plan.say(f"growth on {backend}")
@@ -490,11 +519,8 @@ def growth(plan: Plan, farm: Farm) -> dict[str, Any]:
                         situation = f"among:{want}"
                         rounds = Times(_calls(crew[0], situation, plan.size.round_us))
                         for _ in range(plan.size.rounds):
-                            unit = _unit(raw[0], situation, plan.size, units)
-                            limited, bare = crew[0].round(situation, rounds.calls)
-                            rounds.limited.append(limited)
-                            rounds.bare.append(bare)
-                            rounds.units.append(unit)
+                            unit = _unit(raw[0], situation, plan.size)
+                            rounds.add(*crew[0].round(situation, rounds.calls), unit)
                         results[backend][want] = rounds.summary()
                     except (Failed, IndexError) as error:
                         results[backend][want] = str(failed.get(OURS[0], error))

@@ -24,9 +24,7 @@ class Proxy:
 
     def __init__(self, port: int, protocol: str) -> None:
         self._target = ("127.0.0.1", port)
-        self._reader = {"redis": _RespReader, "memcached": _MemcacheReader, "postgres": _PostgresReader}[
-            protocol
-        ]
+        self._reader = {"redis": _RespReader, "memcached": _MemcacheReader, "postgres": _PostgresReader}[protocol]
         self._lock = threading.Lock()
         self._traffic = Traffic()
         self._selector = selectors.DefaultSelector()

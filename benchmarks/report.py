@@ -44,7 +44,7 @@ def _introduction(results: dict[str, Any]) -> str:
             f"{servers}.",
             f"{libraries}.",
             f"{limiters}.",
-            f"The run took {results['seconds']} s. `python -m benchmarks` repeats it, its README explains it.",
+            f"The run took {results['seconds']} s. `python -m benchmarks` repeats it, its README explains.",
         ]
     )
 
@@ -56,7 +56,7 @@ def _times(times: dict[str, Any]) -> str:
         "## Time that a limit adds to a view",
         "",
         "In units: one redis-py EVALSHA with hiredis (async: one redis.asyncio EVALSHA) in the same round; "
-        "less is better. First the ratio of the best rounds, in brackets the median of all rounds' ratios. "
+        "less is better. First the median of the rounds' ratios, in brackets the ratio of the best rounds. "
         "–: there is no such thing; ✗: see below the table.",
         "",
         "The units in µs, best (median): "
@@ -94,17 +94,14 @@ def _name(name: str, backend: str) -> str:
 
 def _ratio(summary: Any) -> str:
     if isinstance(summary, dict):
-        return f"{summary['ratio_best']:.2f} ({summary['ratio_median']:.2f})"
+        return f"{summary['ratio']:.2f} ({summary['ratio_of_bests']:.2f})"
     return "–" if summary is None or str(summary).startswith("not supported") else "✗"
 
 
 def _why(name: str, reasons: dict[str, str]) -> list[str]:
     """Failures in one line each; what is just not supported needs no words."""
     real = {where: why for where, why in reasons.items() if not why.startswith("not supported")}
-    return [
-        f"{name}, {', '.join(w for w in real if real[w] == why)}: {why}"
-        for why in dict.fromkeys(real.values())
-    ]
+    return [f"{name}, {', '.join(w for w in real if real[w] == why)}: {why}" for why in dict.fromkeys(real.values())]
 
 
 def _wire(wire: dict[str, Any]) -> str:
@@ -125,11 +122,7 @@ def _wire(wire: dict[str, Any]) -> str:
 def _trips(trips: int, commands: str) -> str:
     """``3: GET 2×SET``: three round trips, in which these commands were sent."""
     words = [(word, len(list(same))) for word, same in itertools.groupby(commands.split())]
-    return (
-        f"{trips}: {' '.join(word if n == 1 else f'{n}×{word}' for word, n in words)}"
-        if words
-        else str(trips)
-    )
+    return f"{trips}: {' '.join(word if n == 1 else f'{n}×{word}' for word, n in words)}" if words else str(trips)
 
 
 def _exactness(exactness: dict[str, Any]) -> str:
@@ -225,9 +218,7 @@ def _memory(memory: dict[str, Any]) -> str:
         [name, f"✗ {row['error']}", ""] if "error" in row else [name, row["bytes"], f"{row['keys']:,}"]
         for name, row in memory.items()
     ]
-    return "\n".join(
-        ["## Redis memory of one identity", "", _table(["limiter", "bytes", "keys in all"], rows)]
-    )
+    return "\n".join(["## Redis memory of one identity", "", _table(["limiter", "bytes", "keys in all"], rows)])
 
 
 def _growth(growth: dict[str, Any]) -> str:
@@ -247,11 +238,27 @@ def _growth(growth: dict[str, Any]) -> str:
     )
 
 
+def _server(server: dict[str, Any]) -> str:
+    rows = [
+        [name, f"✗ {row['error']}", ""] if "error" in row else [name, *row.values()] for name, row in server.items()
+    ]
+    return "\n".join(
+        [
+            "## Processor time of Redis for one allowed request, in µs",
+            "",
+            "8 processes send at once, on django-redis: how soon one core of Redis is full.",
+            "",
+            _table(["limiter", "one limit", "3 limits"], rows),
+        ]
+    )
+
+
 SECTIONS = {
     "times": _times,
     "wire": _wire,
     "exactness": _exactness,
     "leases": _leases,
+    "server": _server,
     "outages": _outages,
     "memory": _memory,
     "growth": _growth,
@@ -263,8 +270,7 @@ def _table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
     cells = [[str(cell).replace("|", "\\|") for cell in row] for row in (head, *rows)]
     widths = [max(len(row[i]) for row in cells if i < len(row)) for i in range(len(head))]
     lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) + " |"
-        for row in cells
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) + " |" for row in cells
     ]
     return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
 

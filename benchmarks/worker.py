@@ -11,6 +11,7 @@ import logging
 import os
 import random
 import socket
+import statistics
 import sys
 import time
 import traceback
@@ -19,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import urls
 from benchmarks.adapters import (
@@ -79,6 +80,17 @@ def _describe(error: BaseException) -> str:
     if os.environ.get("BENCHMARKS_TRACEBACK"):
         traceback.print_exc()
     return f"{type(error).__name__}: {error}"[:300]
+
+
+class Spent(NamedTuple):
+    """Microseconds a call. On a busy machine the median tells what the code costs, the mean what the machine made of it."""
+
+    median: float
+    mean: float
+
+    @classmethod
+    def of(cls, nanoseconds: list[int]) -> Spent:
+        return cls(statistics.median(nanoseconds) / 1000, statistics.fmean(nanoseconds) / 1000)
 
 
 @dataclass
@@ -164,9 +176,7 @@ class Worker:
             "handler": (("ip3",), "handler"),
             "async": (("ip3",), "async"),
         }
-        return {
-            name: self._prove(limits, how, 10 + i) for i, (name, (limits, how)) in enumerate(doors.items())
-        }
+        return {name: self._prove(limits, how, 10 + i) for i, (name, (limits, how)) in enumerate(doors.items())}
 
     def _prove(self, limits: tuple[str, ...], how: str, identity: int) -> str:
         try:
@@ -184,18 +194,18 @@ class Worker:
 
     # -- timing ----------------------------------------------------------------------------------------------
 
-    def round(self, situation: str, count: int) -> tuple[float, float]:
-        """Microseconds a call, limited and bare, over so many calls each."""
+    def round(self, situation: str, count: int) -> tuple[Spent, Spent]:
+        """What so many limited and so many bare calls took."""
         s = self._situation(situation)
         limited, bare = s.items(count), (s.bare_items or s.items)(count)
         gc.collect()
         gc.freeze()  # what is there now is never walked through again, in this round or before the next
         run = self._timed_async if situation == "async" else _timed
-        bare_time, _ = run(s.bare, bare)
-        time_, answer = run(s.call, limited)
+        bare_times, _ = run(s.bare, bare)
+        times, answer = run(s.call, limited)
         if answer is not None and answer.status_code != s.status:
             raise RuntimeError(f"answered {answer.status_code}, not {s.status}")
-        return time_, bare_time
+        return Spent.of(times), Spent.of(bare_times)
 
     def _situation(self, name: str) -> Situation:
         if name not in self._situations:
@@ -204,9 +214,7 @@ class Worker:
             self._situations[name] = make(argument) if argument else make()
         return self._situations[name]
 
-    def _allowed(
-        self, limits: Sequence[str] = ("ip",), how: str = "sync", identities: int = POOL
-    ) -> Situation:
+    def _allowed(self, limits: Sequence[str] = ("ip",), how: str = "sync", identities: int = POOL) -> Situation:
         call, items = self._door(tuple(limits), how)
         bare, bare_items = self._door((), how)
         for item in items(range(identities)):
@@ -225,9 +233,7 @@ class Worker:
         call, items = self._door(("ip",), "sync")
         bare, _ = self._door((), "sync")
         pick = random.Random(1)
-        return Situation(
-            lambda n: items([GROWN + pick.randrange(int(population)) for _ in range(n)]), call, bare
-        )
+        return Situation(lambda n: items([GROWN + pick.randrange(int(population)) for _ in range(n)]), call, bare)
 
     def _hot(self) -> Situation:
         return self._allowed(identities=1)
@@ -402,13 +408,16 @@ class Worker:
         self._runner = self._runner or asyncio.Runner()
         return self._runner.run(awaitable)  # type: ignore[arg-type]
 
-    def _timed_async(self, call: Callable[[Any], Awaitable[Any]], items: list[Any]) -> tuple[float, Any]:
-        async def timed() -> tuple[float, Any]:
+    def _timed_async(self, call: Callable[[Any], Awaitable[Any]], items: list[Any]) -> tuple[list[int], Any]:
+        async def timed() -> tuple[list[int], Any]:
             answer = None
-            start = time.perf_counter_ns()
+            clock = time.perf_counter_ns
+            times = []
             for item in items:
+                start = clock()
                 answer = await call(item)
-            return (time.perf_counter_ns() - start) / 1000 / len(items), answer
+                times.append(clock() - start)
+            return times, answer
 
         return self._run(timed())
 
@@ -466,8 +475,8 @@ class Worker:
 
         return self._unit(incr)
 
-    def unit_async(self, count: int) -> float:
-        """Microseconds of one redis.asyncio EVALSHA."""
+    def unit_async(self, count: int) -> Spent:
+        """What so many redis.asyncio EVALSHA took."""
         if "unit async" not in self._doors:
             import redis.asyncio
 
@@ -478,7 +487,8 @@ class Worker:
                 await client.evalsha(sha, 1, key, DAY * 1000)
 
             self._doors["unit async"] = call
-        return self._timed_async(self._doors["unit async"], [f"unit:{i % POOL}" for i in range(count)])[0]
+        times, _ = self._timed_async(self._doors["unit async"], [f"unit:{i % POOL}" for i in range(count)])
+        return Spent.of(times)
 
     @staticmethod
     def _unit(call: Callable[[str], None]) -> Situation:
@@ -562,9 +572,7 @@ class Worker:
         from django.db import connection, transaction
 
         with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT cache_key, value, expires FROM {table} WHERE cache_key LIKE %s", [f"%{address}%"]
-            )
+            cursor.execute(f"SELECT cache_key, value, expires FROM {table} WHERE cache_key LIKE %s", [f"%{address}%"])
             ((key, value, expires),) = cursor.fetchall()
             rows = [(key.replace(address, name), value, expires) for name in names]
             cursor.executemany(f"INSERT INTO {table} (cache_key, value, expires) VALUES (%s, %s, %s)", rows)
@@ -595,12 +603,16 @@ def _start_response(status: str, headers: list[tuple[str, str]], exc_info: Any =
     pass
 
 
-def _timed(call: Callable[[Any], Any], items: list[Any]) -> tuple[float, Any]:
+def _timed(call: Callable[[Any], Any], items: list[Any]) -> tuple[list[int], Any]:
+    """Nanoseconds of each call, and the last answer."""
     answer = None
-    start = time.perf_counter_ns()
+    clock = time.perf_counter_ns
+    times = []
     for item in items:
+        start = clock()
         answer = call(item)
-    return (time.perf_counter_ns() - start) / 1000 / len(items), answer
+        times.append(clock() - start)
+    return times, answer
 
 
 def _answer(call: Callable[[Any], Any], item: Any) -> str:

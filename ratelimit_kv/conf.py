@@ -57,12 +57,12 @@ class Config:
     """All settings in force."""
 
     enabled: bool = True
-    defaults: Defaults = Defaults()
+    defaults: Defaults = field(default_factory=Defaults)
     families: Mapping[str, tuple[Scope, ...]] = field(default_factory=dict)
     """Name as written in SCOPES -> the scopes that it makes."""
     headers: str = "draft"
     identities: Identities = None  # type: ignore[assignment]
-    remember: Remember | None = Remember()
+    remember: Remember | None = field(default_factory=Remember)
     breaker_failures: int = 3
     breaker_seconds: float = 5.0
     processes: int | None = None

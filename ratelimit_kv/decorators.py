@@ -11,8 +11,8 @@ from django.http import HttpRequest
 
 from . import door
 from .conf import get_config
-from .limiter import RequestLimits, inner, limits_of
 from .exceptions import RateLimited
+from .limiter import RequestLimits, inner, limits_of
 from .marks import EXEMPT, HERE, MARKS, Here, Mark, here
 from .scopes import NAME, OPTIONS, Defaults, did_you_mean, parse_cost, parse_family
 from .steps import arun, run

@@ -271,7 +271,7 @@ def _form_value(request: HttpRequest, name: str) -> Any:
                 return value
         data = json.loads(body)
         return data.get(name) if isinstance(data, dict) else None
-    except Exception:  # any parser may raise anything on a hostile body; a field that cannot be read is missing
+    except Exception:  # noqa: BLE001  parsers may raise anything on a hostile body; such a field is missing
         if not had_post:
             # Django marks a body that it could not parse as parsed and empty; the view shall meet the error itself.
             request.__dict__.pop("_post", None)

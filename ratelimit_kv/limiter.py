@@ -141,7 +141,7 @@ def _ask_store(rt: Runtime, alias: str, method: str, *args: Any) -> Steps[Any]:
         failure = error
     except AssertionError:  # a test that forbids queries: DatabaseOperationForbidden is one
         raise
-    except Exception as error:  # a cache that we do not know may raise anything; a limiter must not be the outage
+    except Exception as error:  # noqa: BLE001  an unknown cache may raise anything; a limiter is never the outage
         failure = StoreError(f"{type(error).__name__}", outage=False)
         failure.__cause__ = error
     else:
@@ -434,10 +434,7 @@ def _breadth(ask: Ask) -> int:
 
 def _take(rt: Runtime, alias: str, batch: list[Ask], at: int) -> Steps[None]:
     """Hit one store for these asks; without an answer each scope's ON_ERROR steps in."""
-    if len(batch) == 1:
-        counters = batch[0].fill(at)
-    else:
-        counters = [counter for ask in batch for counter in ask.fill(at)]
+    counters = [counter for ask in batch for counter in ask.fill(at)]
     try:
         verdicts = yield from _ask_store(rt, alias, "hit", counters, at)
     except StoreError as error:

@@ -33,7 +33,7 @@ def run(steps: Steps[T]) -> T:
         while True:
             try:
                 result = step.run()
-            except BaseException as error:  # handed to the flow: whether it is handled is decided there
+            except BaseException as error:  # noqa: BLE001  the flow decides whether it is handled
                 step = steps.throw(error)
             else:
                 step = steps.send(result)
@@ -48,7 +48,7 @@ async def arun(steps: Steps[T]) -> T:
         while True:
             try:
                 result = await step.arun()
-            except BaseException as error:  # a cancellation too, so that the flow can give back what it took
+            except BaseException as error:  # noqa: BLE001  a cancellation too, for the flow may have to give back
                 step = steps.throw(error)
             else:
                 step = steps.send(result)

@@ -86,7 +86,7 @@ def served(command: Callable[[int], list[str]], directory: Path, redis_url: str 
 
     server = Server(
         "demo",
-        lambda port: ["env", *(f"{name}={value}" for name, value in environment.items()), *command(port)],
+        lambda port: ["/usr/bin/env", *(f"{name}={value}" for name, value in environment.items()), *command(port)],
         answers,
         "http://{host}:{port}",
         directory,

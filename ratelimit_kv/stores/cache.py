@@ -93,7 +93,7 @@ class CacheStore(Store):
             yield
         except (StoreError, Outrun):
             raise
-        except Exception as error:  # noqa: BLE001 - an unknown cache raises what it likes
+        except Exception as error:
             # What the arguments are blamed for is not the server's fault; InvalidCacheKey is a ValueError.
             ours = isinstance(error, ValueError | TypeError) and not isinstance(error, self.outages)
             outage = isinstance(error, self.outages) if self.outages else not ours

@@ -20,7 +20,7 @@ from typing import Any
 from django.core.cache import caches
 from django.utils import timezone
 
-from ratelimit_kv.algorithms import BAN, BUCKET, CONCURRENT, EXISTING, FIXED, FORCE, SLIDING, Counter, Verdict
+from ratelimit_kv.algorithms import BAN, EXISTING, FIXED, FORCE, SLIDING, Counter, Verdict
 from ratelimit_kv.stores import Store, get_store
 from tests.caches import child_environment
 
@@ -162,7 +162,7 @@ def in_threads(number: int, work: Callable[[int], Any]) -> list[Any]:
         try:
             gate.wait(30)
             results[position] = work(position)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller
             results[position] = error
         finally:
             caches[ALIAS].close()
