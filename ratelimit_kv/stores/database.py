@@ -1,7 +1,7 @@
 """Django's DatabaseCache: counters as rows of its own table, on Django's ordinary connection.
 
 A hit reads its rows, decides, and writes each row on the condition that it is still as it was read. Who loses
-that race does it again with the rows locked, in the order of their keys, so that nobody waits in a circle. Hence
+that race does it again with the rows locked, in the order of their keys, so that nobody waits in a circle. So
 a denied hit is one read that locks nothing, a counter that is not contended costs two statements, and one that
 is costs its callers a queue and not a storm of retries.
 """
@@ -73,20 +73,20 @@ class DatabaseStore(Store):
     def hit(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
         cache: Any = caches[self.alias]
 
-        def attempt(session: _Session, is_first: bool) -> list[Verdict]:
-            # SQLite can only wait for its lock when a transaction has read nothing yet.
-            lock = not is_first or (session.vendor == "sqlite" and not session.is_alone)
-            with session.transaction() if lock or not session.is_alone else nullcontext():
-                keys, rows, states = session.states(counters, lock)
-                verdicts, writes = transact(counters, states, now)
-                # In one order for everybody, so that two requests cannot wait for each other.
-                order = sorted(writes, key=keys.__getitem__)
-                with session.transaction() if len(order) > 1 else nullcontext():
-                    for position in order:
-                        session.write(counters[position], keys[position], rows, writes[position])
-            return verdicts
-
         with _session(cache, now) as session:
+
+            def attempt(is_first: bool) -> list[Verdict]:
+                # SQLite can only wait for its lock when a transaction has read nothing yet.
+                lock = not is_first or (session.vendor == "sqlite" and not session.is_alone)
+                with session.transaction() if lock else session.savepoint():
+                    keys, rows, states = session.states(counters, lock)
+                    verdicts, writes = transact(counters, states, now)
+                    order = sorted(writes, key=keys.__getitem__)
+                    with session.transaction() if len(order) > 1 else nullcontext():
+                        for position in order:
+                            session.write(counters[position], keys[position], rows, writes[position])
+                return verdicts
+
             verdicts = session.persist(attempt)
             if session.is_alone and session.has_inserted and random.random() < _SWEEP_CHANCE:
                 session.sweep()
@@ -100,14 +100,10 @@ class DatabaseStore(Store):
 
     def reset(self, keys: Sequence[str]) -> int:
         cache: Any = caches[self.alias]
-        # In one order here too.
-        made = sorted(cache.make_key(key) for key in keys)
-        removed = 0
+        made = sorted(str(cache.make_key(key)) for key in keys)
+        batches = [made[start : start + _DELETED_AT_ONCE] for start in range(0, len(made), _DELETED_AT_ONCE)]
         with _session(cache) as session:
-            for start in range(0, len(made), _DELETED_AT_ONCE):
-                batch = made[start : start + _DELETED_AT_ONCE]
-                removed += session.persist(lambda session, _, batch=batch: session.delete(batch))
-        return removed
+            return sum(session.delete(batch) for batch in batches)
 
     def scan(self, prefix: str) -> Iterator[Entry]:
         cache: Any = caches[self.alias]
@@ -173,11 +169,11 @@ class _Session:
 
     # ── Transactions ───────────────────────────────────────────────────────────────────────────────────────
 
-    def persist(self, attempt: Callable[[_Session, bool], T]) -> T:
-        """What ``attempt(self, is_first)`` returns, as soon as nobody is in its way."""
+    def persist(self, attempt: Callable[[bool], T]) -> T:
+        """What ``attempt(is_first)`` returns, as soon as nobody is in its way."""
         for number in range(_ATTEMPTS):
             try:
-                return attempt(self, number == 0)
+                return attempt(number == 0)
             except _Outrun:
                 continue
             except OperationalError as error:
@@ -202,8 +198,8 @@ class _Session:
                 with transaction.atomic(using=self.connection.alias):
                     yield
                 return
-            # ``atomic`` would cost more than all the rest on SQLite, a trip or two on MariaDB, and could not say
-            # IMMEDIATE, which waits for the lock of SQLite instead of failing where it has to be upgraded.
+            # ``atomic`` would cost more than all the rest on SQLite and a trip or two on MariaDB, and it can't
+            # say IMMEDIATE, which waits for SQLite's lock instead of failing where it has to be upgraded.
             self.cursor.execute("BEGIN IMMEDIATE" if self.vendor == "sqlite" else "BEGIN")
             try:
                 yield
@@ -243,11 +239,12 @@ class _Session:
         if lock and self.vendor == "sqlite":
             if not self.is_alone:
                 # The first statement has to be a write, also when it finds nothing, to wait for the lock.
-                self.cursor.execute(
-                    f"DELETE FROM {self._table} WHERE {where} AND expires < %s", [*keys, self._alive]
-                )
+                self.cursor.execute(f"DELETE FROM {self._table} WHERE {where} AND expires < %s", [*keys, self._alive])
         elif lock:
-            suffix = " ORDER BY cache_key FOR UPDATE"
+            # Locked in this order, which is the one in which rows are written. MariaDB locks in the order of its
+            # index, which may differ; there a circle costs an immediate deadlock and another attempt.
+            order = 'cache_key COLLATE "C"' if self.vendor == "postgresql" else "cache_key"
+            suffix = f" ORDER BY {order} FOR UPDATE"
         self.cursor.execute(
             f"SELECT cache_key, value FROM {self._table} WHERE {where} AND expires >= %s{suffix}",
             [*keys, self._alive],
@@ -267,13 +264,11 @@ class _Session:
             # Base64 tells by case, the collations of MariaDB do not.
             same = "CAST(%s AS BINARY)" if self.vendor == "mysql" else "%s"
             # The expiry of a window is set once and never moved.
-            moved, new = (
-                ("", [value]) if counter.kind in (FIXED, SLIDING) else (", expires = %s", [value, expires])
-            )
+            has_window = counter.kind in (FIXED, SLIDING)
+            assignment = "value = %s" if has_window else "value = %s, expires = %s"
             self.cursor.execute(
-                f"UPDATE {self._table} SET value = %s{moved}"
-                f" WHERE cache_key = %s AND value = {same} AND expires >= %s",
-                [*new, key, read, self._alive],
+                f"UPDATE {self._table} SET {assignment} WHERE cache_key = %s AND value = {same} AND expires >= %s",
+                [value, *([] if has_window else [expires]), key, read, self._alive],
             )
             done = self.cursor.rowcount == 1
         if not done:
@@ -300,10 +295,14 @@ class _Session:
 
     def delete(self, keys: list[str]) -> int:
         """Remove these rows and say how many there were."""
-        with self.savepoint():
-            places = ", ".join(["%s"] * len(keys))
-            self.cursor.execute(f"DELETE FROM {self._table} WHERE cache_key IN ({places})", keys)
-            return int(self.cursor.rowcount)
+
+        def attempt(is_first: bool) -> int:
+            with self.savepoint():
+                places = ", ".join(["%s"] * len(keys))
+                self.cursor.execute(f"DELETE FROM {self._table} WHERE cache_key IN ({places})", keys)
+                return int(self.cursor.rowcount)
+
+        return self.persist(attempt)
 
     def sweep(self) -> None:
         """Remove some of the rows that expired, of whoever: they are dead to everybody."""
@@ -357,11 +356,7 @@ _NO_TABLE = frozenset(("42P01", 1146))
 def _code(error: Error) -> Any:
     """SQLSTATE, number or text, whatever the driver tells errors apart by."""
     cause = error.__cause__
-    return (
-        getattr(cause, "sqlstate", None)
-        or getattr(cause, "pgcode", None)
-        or (error.args[0] if error.args else "")
-    )
+    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or (error.args[0] if error.args else "")
 
 
 def _store_error(error: Error, cache: Any, alias: str) -> StoreError:

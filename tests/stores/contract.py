@@ -85,6 +85,7 @@ class StoreContract:
     """One of ``tests.caches.KINDS``."""
     settings: ClassVar[dict[str, Any]] = {}
     """Overrides for every test, as for ``tests.caches.cache_settings``."""
+    identities: ClassVar[tuple[str, ...]] = IDENTITIES
 
     @pytest.fixture
     def open_bench(self, use_cache: Callable[..., Any]) -> Callable[..., Bench]:
@@ -142,7 +143,7 @@ class StoreContract:
 
     def test_each_identity_has_its_own(self, bench: Bench) -> None:
         now = microseconds()
-        for identity in IDENTITIES:
+        for identity in self.identities:
             hit = counter(identity, now=now, limit=2)
             assert bench.admitted([hit] * 3, now=now) == 2, identity
             assert bench.cache.get(hit.key) == 2
@@ -434,7 +435,7 @@ class StoreContract:
     def test_keys_are_found_and_removed(self, open_bench: Callable[..., Bench], which: str) -> None:
         bench = open_bench(**KEY_SETTINGS[which])
         now = microseconds()
-        hits = [counter(identity, now=now, scope=scope) for identity in IDENTITIES for scope in ("a", "b")]
+        hits = [counter(identity, now=now, scope=scope) for identity in self.identities for scope in ("a", "b")]
         for hit in hits:
             bench.hit(hit, now=now)
             assert bench.cache.get(hit.key) == 1
@@ -453,8 +454,10 @@ class StoreContract:
             assert bench.keys() == sorted(hit.key for hit in hits)
             assert bench.keys("rl:a:") == sorted(hit.key for hit in hits if hit.key.startswith("rl:a:"))
             assert {load(hits[0], entry.value) for entry in bench.store.scan("rl:")} == {1}
-            assert bench.keys("rl:a:f3600:{user:a_") == [hits[IDENTITIES.index("user:a_b") * 2].key]
-            assert bench.keys("rl:a:f3600:{user:100%") == [hits[IDENTITIES.index("user:100%25") * 2].key]
+            assert bench.keys("rl:a:f3600:{user:a_") == [key for key in bench.keys("rl:a:") if ":{user:a_b}:" in key]
+            assert bench.keys("rl:a:f3600:{user:100%") == [
+                key for key in bench.keys("rl:a:") if ":{user:100%25}:" in key
+            ]
             assert bench.keys("rl:nobody") == []
         assert bench.store.reset([hits[0].key, hits[2].key, "rl:a:nobody"]) == 2
         assert bench.used(*hits[:4], now=now) == [0, 1, 0, 1]
