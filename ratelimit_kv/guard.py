@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .algorithms import MICROSECOND, SLIDING, Counter, Verdict, dump, load, transact
-from .decisions import Decision
+from .decisions import Decision, Reason
 
-__all__ = ["Breaker", "DeniedLog", "DeniedMemory", "LocalCounters", "Remembered", "Throttle"]
+__all__ = ["Breaker", "DeniedLog", "DeniedMemory", "LeaseBook", "LocalCounters", "Remembered", "Throttle"]
 
 logger = logging.getLogger("ratelimit_kv")
 
@@ -145,6 +145,45 @@ class LocalCounters:
         with self._lock:
             self._values.clear()
         return True
+
+
+class LeaseBook:
+    """Hits that this process took ahead of time and has not spent (``LEASE``). Bounded: the oldest go first.
+
+    Whatever is in here is already charged in the store, so that spending it admits nobody beyond the limit, and what is
+    never spent ends with its window, whose number is in the key.
+    """
+
+    def __init__(self, processes: int | None, entries: int = 10_000) -> None:
+        self._share = 2 * (processes or 8)
+        self._entries = entries
+        self._left: OrderedDict[str, tuple[int, int]] = OrderedDict()  # key -> hits left, count in the store when taken
+        self._lock = threading.Lock()
+
+    def size(self, counter: Counter, lease: int) -> int:
+        """How many hits to take: up to ``lease``, less when the limit is near, at least the cost of this one."""
+        known = self._left.get(counter.key)
+        room = counter.limit if known is None else counter.limit - known[1]
+        return max(counter.cost, min(lease, room // self._share))
+
+    def spend(self, counters: Sequence[Counter], cost: int) -> list[Verdict] | None:
+        """Spend from what is there. None when it is not enough: then the store has to be asked."""
+        key = counters[0].key
+        with self._lock:
+            left, used = self._left.get(key, (0, 0))
+            if left < cost:
+                return None
+            self._left[key] = (left - cost, used)
+        spent = used - left + cost
+        return [Verdict(True, True, spent, max(one.limit - spent, 0), one.end, 0, Reason.WITHIN) for one in counters]
+
+    def keep(self, counter: Counter, left: int, used: int) -> None:
+        """Put hits there that were charged and not spent. ``used`` is the count in the store, 0 when it is unknown."""
+        with self._lock:
+            before, known = self._left.pop(counter.key, (0, 0))
+            self._left[counter.key] = (before + left, max(used, known))
+            if len(self._left) > self._entries:
+                self._left.popitem(last=False)
 
 
 class Remembered(NamedTuple):

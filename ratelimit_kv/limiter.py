@@ -19,7 +19,7 @@ from .algorithms import BAN, CONCURRENT, EXISTING, FORCE, MAX_COUNT, MICROSECOND
 from .callables import CallableError, Function
 from .conf import Config, get_config
 from .decisions import Decision, RateState, Reason, tightest
-from .guard import Breaker, DeniedLog, DeniedMemory, LocalCounters, Throttle
+from .guard import Breaker, DeniedLog, DeniedMemory, LeaseBook, LocalCounters, Throttle
 from .identity import Part
 from .scopes import Plan, Scope
 from .steps import Step, Steps, arun, run
@@ -72,6 +72,7 @@ class Runtime:
         self.memory = DeniedMemory(config.remember.entries, config.remember.seconds) if config.remember else None
         self.log = DeniedLog()
         self.throttle = Throttle()
+        self.leases = LeaseBook(config.processes)
         self._breakers: dict[str, Breaker] = {}
         self._local: dict[str, LocalCounters] = {}
 
@@ -197,13 +198,15 @@ def _say_store_error(rt: Runtime, scope: Scope, alias: str, cause: str) -> Steps
 class Ask:
     """One scope of one hit on its way to the store."""
 
-    __slots__ = ("cost", "counters", "identity", "is_local", "number", "plan", "scope", "verdicts")
+    __slots__ = ("cost", "counters", "identity", "is_local", "number", "plan", "scope", "take", "verdicts")
 
     def __init__(self, scope: Scope, plan: Plan, identity: str, cost: int, number: int) -> None:
         self.scope = scope
         self.plan = plan
         self.identity = identity
         self.cost = cost
+        self.take = cost
+        """What to charge: more than the cost when a lease takes hits ahead."""
         self.number = number
         self.counters: list[Counter] = []
         self.verdicts: Sequence[Verdict] = ()
@@ -216,7 +219,7 @@ class Ask:
 
     def fill(self, at: int, share: int = 1) -> list[Counter]:
         """Make the counters."""
-        self.counters = self.scope.counters(self.plan, self.identity, self.cost, at, self.number, self.group, share)
+        self.counters = self.scope.counters(self.plan, self.identity, self.take, at, self.number, self.group, share)
         return self.counters
 
 
@@ -397,7 +400,9 @@ def _settle_asks(
     """All asks of a hit to their stores: one trip an alias, all or nothing over all of them."""
     taken: list[tuple[str, list[Ask]]] = []
     denied = False
-    for alias, batch in _batches(asks):
+    spent = [ask for ask in asks if ask.scope.lease > 1 and _spend_leased(rt, ask, at)]
+    rest = [ask for ask in asks if ask not in spent] if spent else asks
+    for alias, batch in _batches(rest) if rest else ():
         if denied:  # an earlier alias denied: nothing may be charged here, but shadow scopes and numbers go on
             enforced = [ask for ask in batch if not ask.group]
             batch = [ask for ask in batch if ask.group]
@@ -412,6 +417,10 @@ def _settle_asks(
         denied = denied or any(not _passes(ask) for ask in batch if not ask.group)
     if denied and len(taken) > 1:
         yield from _undo(rt, taken, at)
+    if denied:
+        for ask in spent:
+            rt.leases.keep(ask.counters[0], ask.cost, 0)
+            ask.verdicts = [verdict._replace(charged=False) for verdict in ask.verdicts]
     return (yield from _conclude(rt, request, limits, asks, at))
 
 
@@ -432,8 +441,42 @@ def _breadth(ask: Ask) -> int:
     return 1 if ask.scope.key.is_everyone else 0
 
 
+def _spend_leased(rt: Runtime, ask: Ask, at: int) -> bool:
+    """Whether hits that were taken ahead pay for this one; if not, how many to take with it."""
+    counters = ask.fill(at)
+    verdicts = rt.leases.spend(counters, ask.cost)
+    if verdicts is None:
+        ask.take = min(rt.leases.size(counter, ask.scope.lease) for counter in counters)
+        return False
+    ask.verdicts = [verdict._replace(reset_after=verdict.reset_after - at) for verdict in verdicts]
+    return True
+
+
 def _take(rt: Runtime, alias: str, batch: list[Ask], at: int) -> Steps[None]:
-    """Hit one store for these asks; without an answer each scope's ON_ERROR steps in."""
+    """Charge these asks in one store, and what leases take ahead."""
+    yield from _hit_store(rt, alias, batch, at)
+    ahead = [ask for ask in batch if ask.take > ask.cost]
+    if not ahead:
+        return
+    if not all(_passes(ask) for ask in ahead):
+        enforced = [ask for ask in batch if not ask.group]
+        if all(_passes(ask) for ask in enforced if ask not in ahead):
+            for ask in ahead:  # no room to take ahead, but perhaps for the hit itself
+                ask.take = ask.cost
+            yield from _hit_store(rt, alias, enforced, at)
+        return
+    for ask in ahead:
+        if all(verdict.charged for verdict in ask.verdicts):
+            more = ask.take - ask.cost
+            rt.leases.keep(ask.counters[0], more, max(verdict.used for verdict in ask.verdicts))
+            ask.verdicts = [
+                verdict._replace(used=verdict.used - more, remaining=verdict.remaining + more)
+                for verdict in ask.verdicts
+            ]
+
+
+def _hit_store(rt: Runtime, alias: str, batch: list[Ask], at: int) -> Steps[None]:
+    """One trip for these asks; without an answer each scope's ON_ERROR steps in."""
     counters = [counter for ask in batch for counter in ask.fill(at)]
     try:
         verdicts = yield from _ask_store(rt, alias, "hit", counters, at)
@@ -470,6 +513,7 @@ def _without_store(rt: Runtime, alias: str, batch: list[Ask], at: int, cause: st
     local = [ask for ask in batch if ask.scope.on_error == "local"]
     closed = any(ask.scope.on_error == "deny" and not ask.group for ask in batch)
     for ask in batch:
+        ask.take = ask.cost
         ask.verdicts = [_failed(cause) for _ in ask.counters]
         yield from _say_store_error(rt, ask.scope, alias, cause)
     if local:
@@ -1063,4 +1107,4 @@ def reset_all(scope: str | None = None) -> int:
 
 def aliases(config: Config) -> tuple[str, ...]:
     """The cache aliases that hold counters."""
-    return tuple(sorted({config.defaults.cache, *(scope.cache for scope in config.scopes)}))
+    return tuple(sorted({config.defaults.cache, *(scope.cache for scope in config.members.values())}))
