@@ -7,18 +7,22 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from asgiref.sync import sync_to_async
 from django.core.cache import caches
 from django.core.cache.backends.base import default_key_func
 from django.core.exceptions import ImproperlyConfigured
 
 from ..algorithms import BUCKET, FIXED, SLIDING, Counter, Unreadable, Verdict, interval, load, observe, transact
 from .base import Entry, Store, StoreError, start_of_keys
+from .redis_async import AsyncLink, Loops
 from .redis_cluster import Cluster, Slot, hit_across, slot_of
 from .redis_link import Link, failure, link_to, pack
 
 __all__ = ["RedisStore"]
+
+T = TypeVar("T")
 
 SCRIPT = Path(__file__).with_name("hit.lua").read_text("utf-8")
 _SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
@@ -60,6 +64,7 @@ class RedisStore(Store):
             )
         self._key = _key_maker(cache)
         self._link: Link | Cluster | None = None
+        self._loops = Loops(None)
 
     @property
     def is_exact(self) -> bool:  # type: ignore[override]
@@ -82,8 +87,12 @@ class RedisStore(Store):
             if type(error).__module__.partition(".")[0] in ("redis", "valkey"):
                 raise failure(error) from error
             raise
-        is_cluster = hasattr(client, "nodes_manager")
-        self._link = Cluster(client) if is_cluster else link_to(client.connection_pool)
+        if hasattr(client, "nodes_manager"):
+            self._link = Cluster(client)
+        else:
+            link = link_to(client.connection_pool)
+            self._loops = Loops(link)
+            self._link = link
         return self._link
 
     def _run(self, link: Link | Slot, count: int, command: bytes) -> list[Any]:
@@ -133,6 +142,42 @@ class RedisStore(Store):
             return sum(link.call(pack(b"UNLINK", *batch)) for batch in batches)
         except link.errors as error:
             raise failure(error) from error
+
+    # -------------------------------------------------------------------------------------------- in an event loop
+
+    async def ahit(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
+        link = self._loops.link()
+        if link is None:
+            return await self._in_a_thread(self.hit, counters, now)
+        values = await self._arun(link, *self._hit_command(counters, now))
+        return transact(counters, _states(counters, values), now).verdicts
+
+    async def apeek(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
+        link = self._loops.link()
+        if link is None:
+            return await self._in_a_thread(self.peek, counters, now)
+        values = await self._arun(link, *self._command(counters, ["peek"]))
+        return observe(counters, _states(counters, values), now)
+
+    async def areset(self, keys: Sequence[str]) -> int:
+        return await self._in_a_thread(self.reset, keys)
+
+    async def _arun(self, link: AsyncLink, count: int, command: bytes) -> list[Any]:
+        """:meth:`_run` for an event loop."""
+        try:
+            try:
+                return await link.call(b"*%d\r\n%b%b" % (count + 2, _BY_SHA, command))  # type: ignore[no-any-return]
+            except link.exceptions.ResponseError as error:
+                if not str(error).startswith("NOSCRIPT"):
+                    raise
+                return await link.call(b"*%d\r\n%b%b" % (count + 2, _IN_FULL, command))  # type: ignore[no-any-return]
+        except link.errors as error:
+            raise failure(error) from error
+
+    async def _in_a_thread(self, method: Callable[..., T], *arguments: Any) -> T:
+        # In a loop made by async_to_sync, the thread that waits for it has time. In a server's, that thread is the one
+        # for all sync code: any other is better.
+        return await sync_to_async(method, thread_sensitive=self._loops.is_new())(*arguments)
 
     def _by_slot(self, cluster: Cluster, counters: Sequence[Counter]) -> list[tuple[Slot, list[int]]]:
         positions: dict[int, list[int]] = {}

@@ -64,18 +64,15 @@ class Cluster:
     def _learn(self) -> list[Address | None]:
         """Ask one server after the other for the map."""
         for address in [*self._links, *self._seeds]:
-            try:
+            with suppress(StoreError, *self.errors):
                 ranges = self._link_to(address).call(pack(b"CLUSTER", b"SLOTS"))
-            except (*self.errors, StoreError):
-                continue
-            found: list[Address | None] = [None] * SLOTS
-            for first, last, (host, port, *_), *_ in ranges:
-                # A server that was not told its own name leaves it out.
-                found[first : last + 1] = [self._remap(host.decode() if host else address[0], port)] * (
-                    last + 1 - first
-                )
-            self._map = found
-            return found
+                found: list[Address | None] = [None] * SLOTS
+                for first, last, (host, port, *_), *_ in ranges:
+                    # A server that was not told its own name leaves it out.
+                    primary = self._remap(host.decode() if host else address[0], port)
+                    found[first : last + 1] = [primary] * (last + 1 - first)
+                self._map = found
+                return found
         raise self.exceptions.ConnectionError("no server of the cluster answers")
 
     def primaries(self) -> list[Link]:
@@ -109,7 +106,7 @@ class Cluster:
                 asking = word == "ASK"
                 if not asking:
                     (self._map or self._learn())[slot] = address
-            except (*self.errors, StoreError):
+            except Exception:
                 # Perhaps a replica has taken over from it by now.
                 self._map = []
                 raise

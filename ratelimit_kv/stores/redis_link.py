@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from queue import Empty, SimpleQueue
@@ -135,7 +136,8 @@ class Link:
         name = library(connection_class)
         self.exceptions: Any = import_module(f"{name}.exceptions")
         """The library's module of that name."""
-        self.errors: tuple[type[Exception], ...] = (getattr(self.exceptions, f"{name.capitalize()}Error"), OSError)
+        base: type[Exception] = getattr(self.exceptions, f"{name.capitalize()}Error")
+        self.errors: tuple[type[Exception], ...] = (base, OSError)
         """All that :meth:`call` raises, StoreError apart."""
         self.start()
         _links.add(self)
@@ -257,11 +259,9 @@ class _Primary:
     def get_master_address(self) -> tuple[str, int]:
         question = pack(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self.service_name.encode())
         for link in self._sentinels:
-            try:
+            with suppress(StoreError, *link.errors):
                 answer = link.call(question)
-            except (*link.errors, StoreError):
-                continue
-            if answer:
-                host, port = answer
-                return host.decode(), int(port)
+                if answer:
+                    host, port = answer
+                    return host.decode(), int(port)
         raise self._sentinels[0].exceptions.ConnectionError("no Sentinel answers with a primary")

@@ -1,0 +1,240 @@
+"""Redis and Valkey in an event loop: one connection a loop, shared by all who wait in it.
+
+Commands are written as they come, and replies arrive in the same order, so that many can be under way. Who is cancelled
+leaves his place in the queue, and the reply to him goes to nobody; the connection is as good as before. Connecting (TLS,
+credentials, database, protocol) is the client library's; what follows is a queue, for a fifth of its cost a command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from importlib import import_module
+from threading import Lock
+from typing import Any
+
+from .redis_link import Link, library
+
+__all__ = ["AsyncLink", "Loops"]
+
+
+class _Incomplete(Exception):
+    """More of the reply is to come."""
+
+
+def _reply(data: bytes, start: int, error: type[Exception]) -> tuple[Any, int]:
+    """The reply that starts there, and where it ends. An error reply is an instance of ``error``, its code in the text.
+
+    Raises _Incomplete, and ValueError for what is no answer to a command of ours.
+    """
+    end = data.find(b"\r\n", start)
+    if end < 0:
+        raise _Incomplete
+    mark, line, end = data[start : start + 1], data[start + 1 : end], end + 2
+    if mark == b"$":
+        size = int(line)
+        if size < 0:
+            return None, end
+        if len(data) < end + size + 2:
+            raise _Incomplete
+        return data[end : end + size], end + size + 2
+    if mark == b"*":
+        items = []
+        for _ in range(int(line)):
+            item, end = _reply(data, end, error)
+            items.append(item)
+        return items, end
+    if mark == b":":
+        return int(line), end
+    if mark == b"_":
+        return None, end
+    if mark == b"-":
+        return error(line.decode("utf-8", "replace")), end
+    raise ValueError("not a reply")
+
+
+class _Line(asyncio.Protocol):
+    """A connection that the library has made, taken over from it."""
+
+    def __init__(self, connection: Any, timeout: float, exceptions: Any) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._connection = connection  # closes the socket when it is forgotten
+        self._transport = connection._writer.transport
+        self._timeout = timeout
+        self._exceptions = exceptions
+        self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
+        """Who waits for a reply, and since when."""
+        self._alarm: asyncio.TimerHandle | None = None
+        self._data = b""
+        self.closed = False
+        self._transport.set_protocol(self)
+
+    def ask(self, command: bytes) -> asyncio.Future[Any]:
+        """The reply to a packed command, or the library's error."""
+        future = self._loop.create_future()
+        self._waiting.append((future, self._loop.time()))
+        self._transport.write(command)
+        if self._alarm is None:
+            self._alarm = self._loop.call_later(self._timeout, self._look)
+        return future
+
+    def _look(self) -> None:
+        """Whether somebody waits too long: one alarm for all, since setting one for each costs as much as a command."""
+        self._alarm = None
+        if self._waiting:
+            left = self._waiting[0][1] + self._timeout - self._loop.time()
+            if left > 0.001:
+                self._alarm = self._loop.call_later(left, self._look)
+            else:
+                self.close(self._exceptions.TimeoutError("Timeout reading from the server"))
+
+    def data_received(self, data: bytes) -> None:
+        """Part of asyncio.Protocol."""
+        self._data += data
+        start = 0
+        try:
+            while start < len(self._data):
+                reply, start = _reply(self._data, start, self._exceptions.ResponseError)
+                future, _ = self._waiting.popleft()
+                if future.done():  # cancelled
+                    continue
+                if isinstance(reply, Exception):
+                    future.set_exception(reply)
+                else:
+                    future.set_result(reply)
+        except _Incomplete:
+            pass
+        except (ValueError, IndexError):
+            self.close(self._exceptions.InvalidResponse("The server sends what nobody asked for"))
+        self._data = self._data[start:]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Part of asyncio.Protocol."""
+        self.close(self._exceptions.ConnectionError("Connection closed by server"))
+
+    def close(self, error: Exception) -> None:
+        """Hang up. Everybody who waits gets the error."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._transport.abort()
+        self._connection._reader = self._connection._writer = None
+        for future, _ in self._waiting:
+            if not future.done():
+                future.set_exception(error)
+        self._waiting.clear()
+
+
+class AsyncLink:
+    """The way to one server in one event loop."""
+
+    def __init__(self, connection_class: Any, settings: dict[str, Any], link: Link) -> None:
+        self._connection_class = connection_class
+        self._settings = settings
+        self.exceptions, self.errors = link.exceptions, link.errors
+        self._line: _Line | None = None
+        self._connecting: asyncio.Task[_Line] | None = None
+        self._ending: AsyncGenerator[None] | None = None
+
+    async def call(self, command: bytes) -> Any:
+        """The reply to a packed command, which is sent once. Raises what the library raises."""
+        line = self._line
+        if line is None or line.closed:
+            line = await self._connect()
+        try:
+            return await line.ask(command)
+        except self.exceptions.ResponseError as error:
+            if str(error).startswith("READONLY"):  # no longer the primary: look for the one that is
+                line.close(error)
+            raise
+
+    async def _connect(self) -> _Line:
+        """Whoever comes first connects, and the others wait for him; he goes on when he who asked is cancelled."""
+        if self._connecting is None:
+            self._connecting = asyncio.get_running_loop().create_task(self._open())
+            self._connecting.add_done_callback(self._connected)
+        return await asyncio.shield(self._connecting)
+
+    def _connected(self, task: asyncio.Task[_Line]) -> None:
+        self._connecting = None
+        if not task.cancelled() and task.exception() is None:
+            self._line = task.result()
+
+    async def _open(self) -> _Line:
+        if self._ending is None:
+            self._ending = self._close_with_the_loop()
+            await anext(self._ending)
+        connection = self._connection_class(**self._settings)
+        try:
+            await connection.connect()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return _Line(connection, self._settings["socket_timeout"], self.exceptions)
+
+    async def _close_with_the_loop(self) -> AsyncGenerator[None]:
+        """A loop tells nobody that it ends, except asynchronous generators that have begun and not finished."""
+        try:
+            yield
+        finally:
+            if self._line is not None:
+                self._line.close(self.exceptions.ConnectionError("The event loop ends"))
+                await asyncio.sleep(0)
+
+
+class Loops:
+    """A link for each event loop that lives long enough to be worth one.
+
+    A loop may be made for a single request: an async view under WSGI, ``async_to_sync``. It must not open a connection.
+    So a loop has to come back some times, or for some time, before it is given one.
+    """
+
+    uses = 20
+    """Times that a loop is sent to the connections of the process's threads before it gets its own ..."""
+    seconds = 1.0
+    """... unless the first of these was so long ago."""
+
+    def __init__(self, link: Link | None) -> None:
+        """Without a link, loops are counted and none is given one."""
+        self._make = _maker(link) if link is not None else None
+        self._known: dict[asyncio.AbstractEventLoop, tuple[AsyncLink | None, int, float]] = {}
+        """Its link, how often it has asked for one, when it did first."""
+        self._lock = Lock()
+
+    def link(self) -> AsyncLink | None:
+        """The link of the running loop; None for one that is new here, or when the library has none for this server."""
+        loop = asyncio.get_running_loop()
+        link, asked, since = self._known.get(loop) or (None, 0, loop.time())
+        if link is None:
+            if self._make is not None and (asked >= self.uses or loop.time() - since >= self.seconds):
+                link = self._make()
+            with self._lock:
+                if not asked:
+                    for other in [other for other in self._known if other.is_closed()]:
+                        del self._known[other]
+                self._known[loop] = link, asked + 1, since
+        return link
+
+    def is_new(self) -> bool:
+        """Whether the running loop may be one for a single request."""
+        loop = asyncio.get_running_loop()
+        _, asked, since = self._known.get(loop) or (None, 0, loop.time())
+        return asked <= self.uses and loop.time() - since < self.seconds
+
+
+def _maker(link: Link) -> Callable[[], AsyncLink] | None:
+    """A function that makes a link to the same server for an event loop, None when the library cannot."""
+    name = library(link.connection_class)
+    settings = {key: value for key, value in link.settings.items() if key not in ("parser_class", "command_packer")}
+    if link.connection_class.__module__ != f"{name}.connection" or "redis_connect_func" in settings:
+        return None  # Sentinel's, or somebody's own
+    connections = import_module(f"{name}.asyncio.connection")
+    with suppress(AttributeError, TypeError):
+        connection_class = getattr(connections, link.connection_class.__name__)
+        connection_class(**settings)
+        return lambda: AsyncLink(connection_class, settings, link)
+    return None
