@@ -135,6 +135,10 @@ class Config:
         try:
             return self.decorated[name]
         except KeyError:
+            pass
+        try:
+            return (self.members[name],)  # a member of a view's family, or what counts the OPTIONS requests of a scope
+        except KeyError:
             known = [*self.families, *self.decorated]
             raise ImproperlyConfigured(
                 f"There is no rate limit scope {name!r}.{did_you_mean(name, known)} "
@@ -150,6 +154,19 @@ class Config:
                 if mark.is_inline:
                     scopes = self.of_mark(mark, view)
                     found.setdefault(scopes[0].family, scopes)
+        return found
+
+    @cached_property
+    def members(self) -> Mapping[str, Scope]:
+        """Every scope that may have counters, by its own name: of the settings, of views, and those of their OPTIONS."""
+        scopes = [*self.scopes, *(scope for family in self.decorated.values() for scope in family)]
+        found: dict[str, Scope] = {}
+        for scope in scopes:
+            found.setdefault(scope.name, scope)
+        for scope in scopes:
+            if scope.methods is None:
+                companion = self.for_options(scope)
+                found.setdefault(companion.name, companion)
         return found
 
     @cached_property

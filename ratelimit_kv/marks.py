@@ -76,8 +76,11 @@ def view_name(view: Any) -> str:
 
 
 def marks_of(view: Any) -> tuple[Mark, ...]:
-    """All marks on a view that can be seen from outside, outermost first."""
-    return tuple(getattr(view, MARKS, ()))
+    """All marks on a view that can be found from outside, outermost first, then those on the handlers of its class."""
+    view_class = getattr(view, "view_class", None) or getattr(view, "cls", None)
+    names = {*getattr(view_class, "http_method_names", ()), *(getattr(view, "actions", None) or {}).values()}
+    handlers = (getattr(view_class, name, None) for name in sorted(names))
+    return tuple(dict.fromkeys(mark for place in (view, *handlers) for mark in getattr(place, MARKS, ())))
 
 
 def is_exempt(view: Any) -> bool:

@@ -11,7 +11,7 @@ from django.utils.module_loading import import_string
 
 from .base import CannotList, Entry, Store, StoreError
 
-__all__ = ["CannotList", "Entry", "Store", "StoreError", "get_store"]
+__all__ = ["CannotList", "Entry", "Store", "StoreError", "get_store", "store_classes"]
 
 _STORES: tuple[tuple[str, str], ...] = (
     ("django.core.cache.backends.locmem.LocMemCache", "locmem.LocMemStore"),
@@ -34,6 +34,12 @@ def get_store(alias: str) -> Store:
         return _stores[alias]
     except KeyError:
         return _stores.setdefault(alias, _store_class(caches[alias])(alias))
+
+
+def store_classes() -> tuple[type[Store], ...]:
+    """Every kind of store there is, the generic one last."""
+    words = dict.fromkeys(word for _, word in _STORES)
+    return tuple(import_string(f"{__name__}.{word}") for word in (*words, "cache.CacheStore"))
 
 
 def _store_class(cache: Any) -> type[Store]:
