@@ -64,10 +64,12 @@ def home(request):
 @rate_limit("ask", "ask-budget")
 @require_http_methods(["GET", "HEAD", "POST"])
 def ask(request):
-    form = Question(request.POST or None)
-    answer = random.choice(ANSWERS) if form.is_valid() else None
+    context = {"form": Question(request.POST or None)}
+    if context["form"].is_valid():
+        question = context["form"].cleaned_data["question"]
+        context = {"form": Question(), "question": question, "answer": random.choice(ANSWERS)}
     limits = [limit_of("ask", request), limit_of("ask-budget", request)]
-    return render(request, "ask.html", {"form": form, "answer": answer, "limits": limits})
+    return render(request, "ask.html", {**context, "limits": limits})
 
 
 @rate_limit("roast")
@@ -88,42 +90,36 @@ def roasted_enough(request, decision):
     return render(request, "roast.html", {"enough": True, "limits": limits}, status=429)
 
 
-def oracle(request):
+def oracle(request, scope):
     question = request.GET.get("question") or request.POST.get("question", "")
-    tightest = request.rate_limit.tightest
-    return JsonResponse(
-        {
-            "question": question,
-            "answer": random.choice(ANSWERS),
-            "remaining": tightest.remaining if tightest else None,
-        }
-    )
+    answer = random.choice(ANSWERS)
+    return JsonResponse({"question": question, "answer": answer, "remaining": remaining(request, scope)})
+
+
+def remaining(request, scope):
+    """What this request has left of the scope; None when the store did not answer."""
+    return next((one.remaining for one in request.rate_limit.decisions if one.scope == scope), None)
 
 
 @rate_limit("api-ask")
 @csrf_exempt
 @require_http_methods(["GET", "HEAD", "POST"])
 def api_ask(request):
-    return oracle(request)
+    return oracle(request, "api-ask")
 
 
 @rate_limit("api-ask-async")
 @csrf_exempt
 @require_http_methods(["GET", "HEAD", "POST"])
 async def api_ask_async(request):
-    return oracle(request)
+    return oracle(request, "api-ask-async")
 
 
 @rate_limit("api-me")
 @login_required
 def api_me(request):
-    tightest = request.rate_limit.tightest
-    return JsonResponse(
-        {
-            "user": request.user.get_username(),
-            "remaining": tightest.remaining if tightest else None,
-        }
-    )
+    user = request.user.get_username()
+    return JsonResponse({"user": user, "remaining": remaining(request, "api-me")})
 
 
 def health(request):
