@@ -159,10 +159,9 @@ def load(counter: Counter, value: Any, before: Any = None) -> Any:
         value = value.decode("ascii", "replace")
     if type(value) is not str:
         return Unreadable(f"{type(value).__name__} instead of text")
-    parts = value.split(",")
-    if len(value) > 65536 or not all(part.isascii() and part.isdigit() and len(part) <= 16 for part in parts):
+    numbers = tuple(map(_integer, value.split(","))) if len(value) <= 65536 else (None,)
+    if None in numbers:
         return Unreadable("text that is not ours")
-    numbers = tuple(map(int, parts))
     if kind == BAN and len(numbers) != 4:
         return Unreadable("text that is not a ban")
     return numbers
@@ -177,10 +176,17 @@ def _count(value: Any) -> Any:
     if kind is int:
         return value if 0 <= value <= MAX_COUNT else Unreadable("an integer out of range")
     if kind is bytes or kind is str:
-        if value.isdigit() and len(value) <= 16 and (kind is bytes or value.isascii()):
-            return _count(int(value))
-        return Unreadable("text instead of an integer")
+        number = _integer(value)
+        return Unreadable("text instead of an integer") if number is None else number
     return Unreadable(f"{kind.__name__} instead of an integer")
+
+
+def _integer(text: str | bytes) -> int | None:
+    """The integer in digits as we write them: no zero in front, with which Redis and memcached would not count."""
+    if len(text) > 16 or not (text.isdigit() and text.isascii()) or (text[0] in (48, "0") and len(text) > 1):
+        return None
+    number = int(text)
+    return number if number <= MAX_COUNT else None
 
 
 def dump(counter: Counter, state: Any) -> int | str:
