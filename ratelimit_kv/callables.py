@@ -79,8 +79,9 @@ def load_function(value: Any) -> Function:
     if isinstance(value, str):
         try:
             found = import_string(value)
-        except ImportError as error:
-            raise ValueError(f"{value!r} cannot be imported: {error}. Write the dotted path of a function.") from error
+        except Exception as error:  # importing runs the project's code, which may raise anything
+            reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+            raise ValueError(f"{value!r} cannot be imported: {reason}. Write the dotted path of a function.") from error
     else:
         found = value
     if not callable(found):

@@ -15,15 +15,31 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.dispatch import receiver
 
-from . import marks
+from . import client_ip, marks
+from .algorithms import CONCURRENT
 from .callables import Function, load_function
-from .client_ip import ClientIP, ProxyError
+from .client_ip import ClientIP
 from .identity import Identities
 from .marks import Mark
 from .rates import Rate, RateError
-from .scopes import OPTIONS, Defaults, Problem, Scope, did_you_mean, parse_family
+from .scopes import (
+    OPTIONS,
+    Defaults,
+    Problem,
+    Scope,
+    as_options,
+    boolean,
+    did_you_mean,
+    integer,
+    number,
+    one_of,
+    or_none,
+    parse_family,
+    placed,
+    quote,
+)
 
-__all__ = ["Config", "Remember", "get_config", "load"]
+__all__ = ["SETTING", "Config", "Remember", "as_given", "get_config", "load"]
 
 logger = logging.getLogger("ratelimit_kv")
 
@@ -60,6 +76,8 @@ class Config:
     defaults: Defaults = field(default_factory=Defaults)
     families: Mapping[str, tuple[Scope, ...]] = field(default_factory=dict)
     """Name as written in SCOPES -> the scopes that it makes."""
+    switched_off: tuple[tuple[str, str], ...] = ()
+    """Variables of the environment that switch a scope off, and its name."""
     headers: str = "draft"
     identities: Identities = None  # type: ignore[assignment]
     remember: Remember | None = field(default_factory=Remember)
@@ -188,11 +206,7 @@ class Config:
         name = mark.name_on(view)
         scopes = self._inline.get((mark, name))
         if scopes is None:
-            scopes, problems = parse_family(
-                name, mark.options, self.defaults, f"rate_limit(scope={name!r})", marks.view_name(view)
-            )
-            if problems:
-                raise ImproperlyConfigured("\n".join(map(str, problems)))
+            scopes = placed(mark.scopes, name, self.defaults, mark.given, marks.view_name(view))
             self._inline[mark, name] = scopes
         return scopes
 
@@ -250,115 +264,96 @@ def _listed(path: str, patterns: tuple[str, ...]) -> bool:
 # --------------------------------------------------------------------------------------------------------- reading
 
 
-def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{value!r} is not a yes or no. Write True or False.")
-    return value
-
-
 def _prefix(value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,32}", value):
-        raise ValueError(f"{value!r} cannot start our keys. Write 1 to 32 of A-Z a-z 0-9 _ . -")
+        raise ValueError(f"{quote(value)} cannot start our keys. Write 1 to 32 of A-Z a-z 0-9 _ . -")
     return value
 
 
-def _choice(*words: str) -> Callable[[Any], str]:
-    def parse(value: Any) -> str:
-        if value not in words:
-            raise ValueError(
-                f"{value!r} is unknown.{did_you_mean(value, words)} Write one of {', '.join(map(repr, words))}."
-            )
-        return str(value)
-
-    return parse
-
-
-def _number(value: Any, low: float, high: float, whole: bool, what: str) -> Any:
-    fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not fits or not low <= value <= high:
-        raise ValueError(f"{what} {value!r} is not {'an integer' if whole else 'a number'} from {low} to {high}.")
+def _env_prefix(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*_", value):
+        raise ValueError(f"{quote(value)} cannot start our variables. Write letters that end in _, like 'RATE_LIMIT_'.")
     return value
 
 
 def _pair(value: Any, first: str, second: str, default: tuple[Any, Any]) -> tuple[Any, Any]:
     if not isinstance(value, Mapping):
-        raise ValueError(f'{value!r} is not a dict. Write {{"{first}": {default[0]}, "{second}": {default[1]}}}.')
+        raise ValueError(f'{quote(value)} is not a dict. Write {{"{first}": {default[0]}, "{second}": {default[1]}}}.')
     for word in value:
         if word not in (first, second):
-            raise ValueError(
-                f"{word!r} is unknown.{did_you_mean(word, (first, second))} There are {first} and {second}."
-            )
+            hint = did_you_mean(word, (first, second))
+            raise ValueError(f"{quote(word)} is unknown.{hint} There are {first} and {second}.")
     return value.get(first, default[0]), value.get(second, default[1])
 
 
-def _remember(value: Any) -> Remember | None:
-    if value is None:
-        return None
+def _remember(value: Any) -> Remember:
     entries, seconds = _pair(value, "ENTRIES", "SECONDS", (10_000, 5))
-    return Remember(
-        _number(entries, 1, 10_000_000, True, "ENTRIES"), float(_number(seconds, 0.1, 60, False, "SECONDS"))
-    )
+    return Remember(integer(1, 10_000_000, "ENTRIES ")(entries), number(0.1, 60, "SECONDS ")(seconds))
 
 
 def _breaker(value: Any) -> tuple[int, float]:
     failures, seconds = _pair(value, "FAILURES", "SECONDS", (3, 5))
-    return _number(failures, 1, 1000, True, "FAILURES"), float(_number(seconds, 0.1, 3600, False, "SECONDS"))
+    return integer(1, 1000, "FAILURES ")(failures), number(0.1, 3600, "SECONDS ")(seconds)
 
 
-def _processes(value: Any) -> int | None:
-    return None if value is None else int(_number(value, 1, 100_000, True, ""))
-
-
-def _text(value: Any) -> str | None:
-    if value is not None and (not isinstance(value, str) or not value):
-        raise ValueError(f"{value!r} is not text.")
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{quote(value)} is not text.")
     return value
 
 
 def _alias(value: Any) -> str:
     if not isinstance(value, str) or value not in settings.CACHES:
-        raise ValueError(
-            f"{value!r} is not an alias in CACHES.{did_you_mean(value, settings.CACHES)} "
-            f"There are {', '.join(sorted(settings.CACHES))}."
-        )
+        raise ValueError(_no_alias(value))
     return value
 
 
-def _function(value: Any) -> Function | None:
-    return None if value is None else load_function(value)
+def _no_alias(value: Any) -> str:
+    aliases = ", ".join(sorted(map(str, settings.CACHES)))
+    return f"{quote(value)} is not an alias in CACHES.{did_you_mean(value, settings.CACHES)} There are {aliases}."
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 TOP: dict[str, tuple[Any, Callable[[Any], Any]]] = {
-    "ENABLED": (True, _boolean),
+    "ENABLED": (True, boolean),
     "CACHE": ("default", _alias),
     "PREFIX": ("rl", _prefix),
-    "SCOPES": ({}, lambda value: value),
+    "SCOPES": ({}, _as_it_is),
     "ON_ERROR": ("allow", OPTIONS["ON_ERROR"][1]),
-    "HEADERS": ("draft", _choice("draft", "legacy", "none")),
-    "TRUSTED_PROXIES": ((), lambda value: value),
-    "CLIENT_IP_HEADER": (None, _text),
-    "IPV4_PREFIX": (32, lambda value: value),
-    "IPV6_PREFIX": (64, lambda value: value),
-    "HASH_IDENTITIES": (False, _boolean),
-    "HASH_KEY": (None, _text),
-    "REMEMBER_DENIED": ({"ENTRIES": 10_000, "SECONDS": 5}, _remember),
+    "HEADERS": ("draft", one_of("draft", "legacy", "none")),
+    # Those of the address are judged together, by client_ip.
+    "TRUSTED_PROXIES": ((), _as_it_is),
+    "CLIENT_IP_HEADER": (None, _as_it_is),
+    "IPV4_PREFIX": (32, _as_it_is),
+    "IPV6_PREFIX": (64, _as_it_is),
+    "HASH_IDENTITIES": (False, boolean),
+    "HASH_KEY": (None, or_none(_text)),
+    "REMEMBER_DENIED": ({"ENTRIES": 10_000, "SECONDS": 5}, or_none(_remember)),
     "BREAKER": ({"FAILURES": 3, "SECONDS": 5}, _breaker),
-    "PROCESSES": (None, _processes),
-    "RESPONSE": (None, _function),
-    "EXEMPT": (None, _function),
-    "EXEMPT_IPS": ((), lambda value: value),
-    "ENV_PREFIX": (None, _text),
+    "PROCESSES": (None, or_none(integer(1, 100_000, or_else=", or None"))),
+    "RESPONSE": (None, or_none(load_function)),
+    "EXEMPT": (None, or_none(load_function)),
+    "EXEMPT_IPS": ((), _as_it_is),
+    "ENV_PREFIX": (None, or_none(_env_prefix)),
 }
 """Option of the top level -> default and parser, which raises ValueError."""
 
 
+def as_given() -> Any:
+    """``RATELIMIT_KV`` as it is written."""
+    return getattr(settings, SETTING, {})
+
+
 def load() -> tuple[Config, list[Problem]]:
     """Read the settings: the Config, and everything that is wrong with them (then the Config is not to be used)."""
-    given = getattr(settings, SETTING, {})
+    given = as_given()
     if not isinstance(given, Mapping):
-        return Config(), [Problem(SETTING, f"{given!r} is not a dict. Write {SETTING} = {{'SCOPES': {{...}}}}.")]
+        return Config(), [Problem(SETTING, f"{quote(given)} is not a dict. Write {SETTING} = {{'SCOPES': {{...}}}}.")]
     problems = [
-        Problem(SETTING, f"{option!r} is not an option.{did_you_mean(option, TOP)}")
+        Problem(SETTING, f"{quote(option)} is not an option.{did_you_mean(option, TOP)}")
         for option in given
         if option not in TOP
     ]
@@ -368,35 +363,28 @@ def load() -> tuple[Config, list[Problem]]:
             values[option] = parse(given.get(option, default))
         except (ValueError, TypeError) as error:
             problems.append(Problem(f'{SETTING}["{option}"]', str(error)))
-            values[option] = default
-    try:
-        client_ip = ClientIP.build(
-            values["TRUSTED_PROXIES"],
-            values["CLIENT_IP_HEADER"],
-            values["IPV4_PREFIX"],
-            values["IPV6_PREFIX"],
-            values["EXEMPT_IPS"],
-        )
-    except ProxyError as error:
-        problems.append(Problem(SETTING, str(error)))
-        client_ip = ClientIP.build()
-    if problems:
-        return Config(), problems
+            values[option] = default  # so that what is wrong with the scopes is found as well
+    address = [values[option] for option in ADDRESS]
+    for path, message in client_ip.problems(*address):
+        option, bracket, place = path.partition("[")
+        problems.append(Problem(f'{SETTING}["{option}"]{bracket}{place}', message))
+    secret = values["HASH_KEY"] or _secret_key(problems)
     defaults = Defaults(values["CACHE"], values["PREFIX"], values["ON_ERROR"])
     families = _families(values["SCOPES"], defaults, problems)
-    if values["ENV_PREFIX"]:
-        families = _from_environment(families, values["ENV_PREFIX"], problems)
+    switched_off: list[tuple[str, str]] = []
+    if isinstance(values["SCOPES"], Mapping) and values["ENV_PREFIX"]:
+        families, switched_off = _from_environment(families, values["SCOPES"], values["ENV_PREFIX"], defaults, problems)
+    if problems:
+        return Config(), problems
     failures, seconds = values["BREAKER"]
     config = Config(
         enabled=values["ENABLED"],
         defaults=defaults,
         families=families,
+        switched_off=tuple(switched_off),
         headers=values["HEADERS"],
         identities=Identities.build(
-            client_ip,
-            values["HASH_KEY"] or settings.SECRET_KEY,
-            values["HASH_IDENTITIES"],
-            settings.SESSION_COOKIE_NAME,
+            ClientIP.build(*address), secret, values["HASH_IDENTITIES"], settings.SESSION_COOKIE_NAME
         ),
         remember=values["REMEMBER_DENIED"],
         breaker_failures=failures,
@@ -412,25 +400,34 @@ def load() -> tuple[Config, list[Problem]]:
     return config, problems
 
 
+ADDRESS = ("TRUSTED_PROXIES", "CLIENT_IP_HEADER", "IPV4_PREFIX", "IPV6_PREFIX", "EXEMPT_IPS")
+"""The options that client_ip judges, in the order of its arguments."""
+
+
+def _secret_key(problems: list[Problem]) -> str:
+    try:
+        secret: str | bytes = settings.SECRET_KEY
+    except ImproperlyConfigured:
+        problems.append(Problem(f'{SETTING}["HASH_KEY"]', "there is no SECRET_KEY to use in its place. Write one."))
+        return ""
+    return secret if isinstance(secret, str) else secret.decode("latin-1")  # Django takes both
+
+
 def _families(given: Any, defaults: Defaults, problems: list[Problem]) -> dict[str, tuple[Scope, ...]]:
     path = f'{SETTING}["SCOPES"]'
     if not isinstance(given, Mapping):
-        problems.append(Problem(path, f"{given!r} is not a dict. Write {{'ask': '20/h'}}."))
+        problems.append(Problem(path, f"{quote(given)} is not a dict. Write {{'ask': '20/h'}}."))
         return {}
     families: dict[str, tuple[Scope, ...]] = {}
     owners: dict[str, str] = {}
     for name, options in given.items():
-        here = f'{path}["{name}"]'
+        here = f'{path}["{name}"]' if isinstance(name, str) else f"{path}[{quote(name)}]"
         scopes, found = parse_family(name, options, defaults, here)
         problems.extend(found)
+        unknown = next((scope.cache for scope in scopes if scope.cache not in settings.CACHES), defaults.cache)
+        if unknown != defaults.cache:  # what is wrong with that has been said
+            problems.append(Problem(f'{here}["CACHE"]', _no_alias(unknown)))
         for scope in scopes:
-            if scope.cache not in settings.CACHES:
-                problems.append(
-                    Problem(
-                        f'{here}["CACHE"]',
-                        f"{scope.cache!r} is not an alias in CACHES.{did_you_mean(scope.cache, settings.CACHES)}",
-                    )
-                )
             if scope.name in owners:
                 problems.append(
                     Problem(here, f"the name {scope.name!r} is also made by {owners[scope.name]!r}. Rename one.")
@@ -442,43 +439,64 @@ def _families(given: Any, defaults: Defaults, problems: list[Problem]) -> dict[s
 
 
 def _from_environment(
-    families: dict[str, tuple[Scope, ...]], prefix: str, problems: list[Problem]
-) -> dict[str, tuple[Scope, ...]]:
-    """Overrides like RATE_LIMIT_AUTH_MAX=10 and RATE_LIMIT_AUTH_WINDOW=60 (seconds); MAX=0 switches the scope off."""
-    words = {re.sub(r"[^A-Z0-9]", "_", name.upper()): name for name in families}
-    changed = dict(families)
+    families: dict[str, tuple[Scope, ...]],
+    given: Mapping[str, Any],
+    prefix: str,
+    defaults: Defaults,
+    problems: list[Problem],
+) -> tuple[dict[str, tuple[Scope, ...]], list[tuple[str, str]]]:
+    """Overrides like RATE_LIMIT_AUTH_MAX=10 and RATE_LIMIT_AUTH_WINDOW=60 (seconds).
+
+    The families with them, and (variable, scope) for each that MAX=0 switches off.
+    """
+    names: dict[str, list[str]] = {}
+    for name in given:
+        if isinstance(name, str):
+            names.setdefault(re.sub(r"[^A-Z0-9]", "_", name.upper()), []).append(name)
+    overrides: dict[str, dict[str, str]] = {}
     for variable in sorted(name for name in os.environ if name.startswith(prefix)):
         word, _, what = variable[len(prefix) :].rpartition("_")
-        text = os.environ[variable]
-        name = words.get(word)
-        if name is None or what not in ("MAX", "WINDOW"):
-            possible = [f"{prefix}{word}_{what}" for word in words for what in ("MAX", "WINDOW")]
+        if word not in names or what not in ("MAX", "WINDOW"):
+            possible = [f"{prefix}{word}_{what}" for word in names for what in ("MAX", "WINDOW")]
+            hint = did_you_mean(variable, possible)
             problems.append(
-                Problem(
-                    variable,
-                    f"names no scope and option.{did_you_mean(variable, possible)} Write {prefix}<SCOPE>_MAX or _WINDOW.",
-                )
+                Problem(variable, f"names no scope and option.{hint} Write {prefix}<SCOPE>_MAX or _WINDOW.")
             )
+        elif len(names[word]) > 1:
+            problems.append(Problem(variable, f"may mean {' or '.join(map(repr, names[word]))}. Rename one of them."))
+        elif not re.fullmatch(r"[0-9]{1,16}", os.environ[variable]):
+            text = quote(os.environ[variable])
+            problems.append(Problem(variable, f"{text} is not a whole number. Write MAX in hits, WINDOW in seconds."))
+        else:
+            overrides.setdefault(names[word][0], {})[what] = variable
+    changed = dict(families)
+    off: list[tuple[str, str]] = []
+    for name, variables in overrides.items():
+        if name not in families:
+            continue  # its definition is wrong, which has been said
+        numbers = {what: int(os.environ[variable]) for what, variable in variables.items()}
+        if numbers.get("MAX") == 0:
+            off.append((variables["MAX"], name))
+            changed[name] = tuple(replace(scope, mode="off") for scope in families[name])
             continue
-        scopes = changed[name]
-        if len(scopes) != 1 or scopes[0].rates is None or len(scopes[0].rates) != 1 or scopes[0].rates[0].calendar:
+        variable = " and ".join(variables.values())
+        options = as_options(given[name]) or {}
+        scope = families[name][0]
+        rates = scope.rates or ()
+        is_bare = scope.algorithm == CONCURRENT
+        if len(rates) != 1 or rates[0].calendar or "PRESET" in options or (is_bare and "WINDOW" in numbers):
             problems.append(Problem(variable, f"the scope {name!r} has not exactly one plain rate to override."))
             continue
-        if not text.isascii() or not text.isdigit():
-            problems.append(Problem(variable, f"{text!r} is not a whole number."))
-            continue
-        scope, rate = scopes[0], scopes[0].rates[0]
-        if what == "MAX" and int(text) == 0:
-            logger.warning("%s=0 switches the rate limit scope %s off", variable, name)
-            changed[name] = (replace(scope, mode="off"),)
-            continue
         try:
-            new = Rate(int(text), rate.period) if what == "MAX" else Rate(rate.limit, int(text))
+            rate = Rate(numbers.get("MAX", rates[0].limit), numbers.get("WINDOW", rates[0].period))
         except RateError as error:
             problems.append(Problem(variable, str(error)))
             continue
-        changed[name] = (replace(scope, rates=(new,)),)
-    return changed
+        # Parsed again, so that what follows from the rate follows from the new one.
+        text = str(rate.limit if is_bare else rate)
+        changed[name], found = parse_family(name, {**options, "RATE": text}, defaults, variable)
+        problems.extend(found)
+    return changed, off
 
 
 _config: Config | None = None
@@ -492,6 +510,8 @@ def get_config() -> Config:
         config, problems = load()
         if problems:
             raise ImproperlyConfigured("\n".join(map(str, problems)))
+        for variable, name in config.switched_off:
+            logger.warning("%s=0 switches the rate limit scope %s off", variable, name)
         _config = config
     return config
 

@@ -72,10 +72,10 @@ def _mark(given: tuple[Any, ...], scope: str | None, options: dict[str, Any]) ->
     upper = {word.upper(): value for word, value in options.items()}
     upper["RATE"] = given[0] if len(given) == 1 else list(given)
     # Parsed now, so that a mistake is found where it stands; the settings' defaults are not known yet.
-    _, problems = parse_family(scope or "inline", upper, Defaults(), "rate_limit()")
+    scopes, problems = parse_family("inline" if scope is None else scope, upper, Defaults(), "rate_limit()")
     if problems:
         raise ValueError("\n".join(map(str, problems)))
-    return Mark(options=upper, scope=scope or "")
+    return Mark(scopes=scopes, given=frozenset(upper), scope=scope or "")
 
 
 def _on_class(view_class: Any, mark: Mark) -> Any:

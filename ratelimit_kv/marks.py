@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from .callables import Function
-from .scopes import digest_name
+from .scopes import Scope, digest_name
 
 __all__ = [
     "EXEMPT",
@@ -40,14 +40,27 @@ class Mark:
 
     names: tuple[str, ...] = ()
     """Scopes of the settings."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Inline: options of a scope, in upper case, already found good."""
+    scopes: tuple[Scope, ...] = ()
+    """Inline: the definition, parsed; its name and the defaults of the settings are not known yet."""
+    given: frozenset[str] = frozenset()
+    """Inline: the options that were written down, in upper case."""
     scope: str = ""
     """Inline: the name given, "" for one after the view."""
     cost: int | Function | None = None
     """With names: what a hit weighs here."""
     methods: frozenset[str] | None = None
     """With names: only these methods."""
+    suffix: str = field(init=False, repr=False)
+    """Inline: what tells limits of one view apart, the same in every process."""
+
+    def __post_init__(self) -> None:
+        suffix = ""
+        if self.scopes:
+            one = self.scopes[0]
+            rates = one.rate.name if one.rate is not None else [(str(rate), rate.timezone) for rate in one.rates or ()]
+            own = repr((rates, one.key.text, sorted(one.methods or ()), one.algorithm))
+            suffix = hashlib.blake2b(own.encode(), digest_size=3).hexdigest()
+        object.__setattr__(self, "suffix", suffix)
 
     @property
     def is_inline(self) -> bool:
@@ -59,11 +72,7 @@ class Mark:
 
         Stable, and distinct for limits of one view that differ in rates, key or methods.
         """
-        if self.scope:
-            return self.scope
-        own = repr([(option, str(self.options.get(option))) for option in ("RATE", "KEY", "METHODS", "ALGORITHM")])
-        suffix = hashlib.blake2b(own.encode(), digest_size=3).hexdigest()
-        return digest_name(f"{view_name(view)}.{suffix}")
+        return self.scope or digest_name(f"{view_name(view)}.{self.suffix}")
 
 
 def view_name(view: Any) -> str:

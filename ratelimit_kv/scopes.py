@@ -7,10 +7,12 @@ import hashlib
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
+
+from django.utils.functional import Promise
 
 from .algorithms import (
     BAN,
@@ -26,9 +28,21 @@ from .algorithms import (
 )
 from .callables import Function, load_function
 from .identity import Key, parse_key
-from .rates import Rate, RateError, Window, parse_bare, parse_duration, parse_rate
+from .rates import Rate, Window, parse_bare, parse_duration, parse_rate
 
-__all__ = ["ALGORITHMS", "OPTIONS", "Ban", "Defaults", "Plan", "Problem", "Scope", "did_you_mean", "parse_family"]
+__all__ = [
+    "ALGORITHMS",
+    "OPTIONS",
+    "Ban",
+    "Defaults",
+    "Plan",
+    "Problem",
+    "Scope",
+    "did_you_mean",
+    "parse_family",
+    "placed",
+    "quote",
+]
 
 NAME = re.compile(r"[a-z][a-z0-9_.-]{0,63}\Z")
 """What a scope may be called."""
@@ -39,6 +53,8 @@ TTL_MARGIN = 60
 """Seconds that a key outlives its use: the expiry is only the broom, and clocks differ."""
 OPTIONS_FACTOR = 10
 """OPTIONS requests have a counter of their own, at so many times the limit."""
+OWN_ENDINGS = (".ceiling", ".options")
+"""How the names of companions end."""
 
 
 class Problem(NamedTuple):
@@ -308,12 +324,20 @@ def _multiplied(scope: Scope, name: str, factor: int, **changes: Any) -> Scope:
 # --------------------------------------------------------------------------------------------------------- parsing
 
 
-def did_you_mean(word: Any, words: Iterable[str]) -> str:
+def did_you_mean(word: Any, words: Iterable[Any]) -> str:
     """A hint for a word that is not among the known ones, "" when none is close."""
-    close = difflib.get_close_matches(str(word), list(words), 1, 0.6) or difflib.get_close_matches(
-        str(word).lower(), [known.lower() for known in words], 1, 0.6
-    )
-    return f" Did you mean {close[0]!r}?" if close else ""
+    known = {str(one).lower(): str(one) for one in words}
+    close = difflib.get_close_matches(str(word)[:100].lower(), known, 1, 0.6)
+    return f" Did you mean {known[close[0]]!r}?" if close else ""
+
+
+def quote(value: Any) -> str:
+    """What was given, for a message: not all of it when it is long."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - anything may stand in settings; Python itself refuses to write huge ints
+        return f"this {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _parse_rates(value: Any, algorithm: str, timezone: str) -> tuple[Rate, ...] | None:
@@ -338,51 +362,61 @@ def _parse_rates(value: Any, algorithm: str, timezone: str) -> tuple[Rate, ...] 
     return rates
 
 
-def _one_of(*words: str) -> Callable[[Any], str]:
+def one_of(*words: str) -> Callable[[Any], str]:
+    """A parser for one of some words."""
+
     def parse(value: Any) -> str:
-        if value not in words:
+        if not isinstance(value, str) or value not in words:
             raise ValueError(
-                f"{value!r} is unknown.{did_you_mean(value, words)} Write one of {', '.join(map(repr, words))}."
+                f"{quote(value)} is unknown.{did_you_mean(value, words)} Write one of {', '.join(map(repr, words))}."
             )
-        return str(value)
-
-    return parse
-
-
-def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{value!r} is not a yes or no. Write True or False.")
-    return value
-
-
-def _share(below: float) -> Callable[[Any], float]:
-    def parse(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= below:
-            raise ValueError(f"{value!r} is not a share. Write a number from 0 to {below}.")
-        return float(value)
-
-    return parse
-
-
-def _integer(low: int, high: int) -> Callable[[Any], int]:
-    def parse(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ValueError(f"{value!r} is not an integer from {low} to {high}.")
         return value
 
     return parse
 
 
-def _or_none(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def boolean(value: Any) -> bool:
+    """A parser for True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{quote(value)} is not a yes or no. Write True or False.")
+    return value
+
+
+def number(low: float, high: float, what: str = "", *, or_else: str = "") -> Callable[[Any], float]:
+    """A parser for a number from ``low`` to ``high``. ``what`` names it in messages, ``or_else`` says what else may be."""
+
+    def parse(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise ValueError(f"{what}{quote(value)} is not a number. Write one from {low} to {high}{or_else}.")
+        return float(value)
+
+    return parse
+
+
+def integer(low: int, high: int, what: str = "", *, or_else: str = "") -> Callable[[Any], int]:
+    """The same for an int."""
+
+    def parse(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError(f"{what}{quote(value)} is not an integer. Write one from {low} to {high}{or_else}.")
+        return value
+
+    return parse
+
+
+def or_none(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same parser, for a value that may also be None."""
     return lambda value: None if value is None else parse(value)
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
-        raise ValueError(f"{value!r} is not a list. Write [{str(value)!r}].")
+    if isinstance(value, str):
+        raise ValueError(f"{quote(value)} is not a list. Write [{quote(value)}].")
+    if not isinstance(value, list | tuple | set | frozenset):
+        raise ValueError(f"{quote(value)} is not a list of texts.")
     for text in value:
         if not isinstance(text, str) or not text:
-            raise ValueError(f"{text!r} is not text.")
+            raise ValueError(f"{quote(text)} in the list is not text.")
     return tuple(value)
 
 
@@ -390,15 +424,23 @@ def _paths(value: Any) -> tuple[str, ...]:
     paths = _texts(value)
     for path in paths:
         if "*" in path[:-1] or not (path.startswith("/") or path == "*"):
-            raise ValueError(f"{path!r} is not a path. Write '/api/*', '/login' or '*': a star only at the end.")
+            raise ValueError(f"{quote(path)} is not a path. Write '/api/*', '/login' or '*': a star only at the end.")
     return paths
+
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
 
 def _methods(value: Any) -> frozenset[str]:
     methods = {method.upper() for method in _texts(value)}
+    if not methods:
+        raise ValueError("an empty list would count nothing. Leave it out for all methods.")
     for method in methods:
-        if not method.isascii() or not method.isalpha():
-            raise ValueError(f"{method!r} is not an HTTP method. Write ['POST', 'PUT'].")
+        # Methods are an open list (RFC 9110), but a misspelt one would leave a hole that nobody sees.
+        close = [] if method in METHODS else difflib.get_close_matches(method[:100], METHODS, 1, 0.75)
+        if close or not re.fullmatch(r"[A-Z]+(-[A-Z]+)*", method):
+            guess = f" Did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"{quote(method)} is not an HTTP method.{guess} Write ['POST', 'PUT'].")
     return frozenset(methods | ({"HEAD"} if "GET" in methods else set()))
 
 
@@ -406,67 +448,75 @@ def parse_cost(value: Any) -> int | Function:
     """COST: an int from 0 to 2**53 - 1 or a function of the request. Raises ValueError."""
     if callable(value) or (isinstance(value, str) and "." in value):
         return load_function(value)
-    return _integer(0, MAX_COUNT)(value)
+    return integer(0, MAX_COUNT, or_else=", or a function of the request")(value)
 
 
 def _message(value: Any) -> str:
+    if isinstance(value, Promise):  # gettext_lazy: what it says depends on the language of the request
+        return value  # type: ignore[return-value]
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not text.")
+        raise ValueError(f"{quote(value)} is not text.")
     try:
-        str(value).format(retry_after="", limit=0, scope="")
-    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        for limit in (0, ""):  # the limit may be unknown
+            value.format(retry_after="", limit=limit, scope="")
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{value!r} cannot be filled in ({error}). It may hold {{retry_after}}, {{limit}} and {{scope}}."
+            f"{quote(value)} cannot be filled in ({error}). It may hold {{retry_after}}, {{limit}} and {{scope}}."
         ) from error
     return value
 
 
 def _ban_option(value: Any) -> Ban:
     if not isinstance(value, Mapping):
-        raise ValueError(f'{value!r} is not a ban. Write {{"AFTER": 3, "FOR": "1h"}}.')
-    words = {"AFTER", "FOR", "GROWTH", "MAX"}
+        raise ValueError(f'{quote(value)} is not a ban. Write {{"AFTER": 3, "FOR": "1h"}}.')
+    words = ("AFTER", "FOR", "GROWTH", "MAX")
     for word in value:
         if word not in words:
-            raise ValueError(f"{word!r} is unknown.{did_you_mean(word, words)} A ban has AFTER, FOR, GROWTH and MAX.")
-    after = _integer(1, 1000)(value.get("AFTER", 3))
+            raise ValueError(f"{quote(word)} is unknown.{did_you_mean(word, words)} A ban has {', '.join(words)}.")
+    after = integer(1, 1000, "AFTER ")(value.get("AFTER", 3))
     length, maximum = parse_duration(value.get("FOR", "1h")), parse_duration(value.get("MAX", "1d"))
-    growth = value.get("GROWTH", 2)
-    if isinstance(growth, bool) or not isinstance(growth, int | float) or not 1 <= growth <= 100:
-        raise ValueError(f"GROWTH {growth!r} is not a number from 1 to 100.")
+    growth = number(1, 100, "GROWTH ")(value.get("GROWTH", 2))
     if length > maximum:
         raise ValueError(f"FOR ({length} s) is longer than MAX ({maximum} s). Raise MAX.")
-    return Ban(after, length, float(growth), maximum)
+    return Ban(after, length, growth, maximum)
+
+
+def _timezone(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{quote(value)} is not a time zone. Write an IANA name such as 'Europe/Rome'.")
+    parse_rate("1/day", timezone=value)
+    return value
 
 
 def _cache_alias(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{value!r} is not the alias of a cache.")
+        raise ValueError(f"{quote(value)} is not the alias of a cache.")
     return value
 
 
 OPTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "KEY": ("key", parse_key),
-    "CEILING": ("ceiling", _or_none(_integer(1, 1000))),
+    "CEILING": ("ceiling", or_none(integer(1, 1000))),
     "COST": ("cost", parse_cost),
-    "METHODS": ("methods", _or_none(_methods)),
+    "METHODS": ("methods", or_none(_methods)),
     "PATHS": ("paths", _paths),
     "URL_NAMES": ("url_names", lambda value: frozenset(_texts(value))),
     "EXEMPT_PATHS": ("exempt_paths", _paths),
     "EXEMPT_URL_NAMES": ("exempt_url_names", lambda value: frozenset(_texts(value))),
-    "SAFETY_MARGIN": ("safety_margin", _share(0.9)),
-    "NEAR": ("near", _share(1.0)),
-    "ON_ERROR": ("on_error", _one_of("allow", "deny", "local")),
-    "ON_MISSING": ("on_missing", _one_of("ip", "skip", "deny")),
-    "MODE": ("mode", _one_of("enforce", "shadow", "off")),
-    "COUNT_IF": ("count_if", _or_none(load_function)),
-    "RESET_IF": ("reset_if", _or_none(load_function)),
-    "COUNT_DENIED": ("count_denied", _boolean),
-    "RESPONSE": ("response", _or_none(load_function)),
-    "MESSAGE": ("message", _or_none(_message)),
-    "QUIET": ("quiet", _boolean),
+    "SAFETY_MARGIN": ("safety_margin", number(0, 0.9)),
+    "NEAR": ("near", number(0, 1)),
+    "ON_ERROR": ("on_error", one_of("allow", "deny", "local")),
+    "ON_MISSING": ("on_missing", one_of("ip", "skip", "deny")),
+    "MODE": ("mode", one_of("enforce", "shadow", "off")),
+    "COUNT_IF": ("count_if", or_none(load_function)),
+    "RESET_IF": ("reset_if", or_none(load_function)),
+    "COUNT_DENIED": ("count_denied", boolean),
+    "RESPONSE": ("response", or_none(load_function)),
+    "MESSAGE": ("message", or_none(_message)),
+    "QUIET": ("quiet", boolean),
     "CACHE": ("cache", _cache_alias),
-    "LEASE": ("lease", _integer(1, 100_000)),
-    "BAN": ("ban", _or_none(_ban_option)),
+    "LEASE": ("lease", integer(1, 100_000)),
+    "BAN": ("ban", or_none(_ban_option)),
 }
 """Option -> field of Scope and its parser, which raises ValueError. RATE, ALGORITHM, TIMEZONE and PRESET come first."""
 FIRST = ("RATE", "ALGORITHM", "TIMEZONE", "PRESET")
@@ -480,23 +530,18 @@ def parse_family(
     ``options`` is a rate or a dict of the options of a scope in upper case. ``path`` is what problems are reported under.
     """
     if not isinstance(name, str) or not NAME.match(name):
-        return (), [
-            Problem(
-                path,
-                f"{name!r} cannot be the name of a scope. Write a lower-case letter, then up to 63 of a-z 0-9 _ . -",
-            )
-        ]
-    if isinstance(options, str | list | tuple):
-        options = {"RATE": options}
-    if not isinstance(options, Mapping):
-        return (), [
-            Problem(path, f"{options!r} is not a scope. Write a rate like '100/h' or a dict with RATE and KEY.")
-        ]
+        how = "Write a lower-case letter, then up to 63 of a-z 0-9 _ . -"
+        return (), [Problem(path, f"{quote(name)} cannot be the name of a scope. {how}")]
+    if name.endswith(OWN_ENDINGS):
+        return (), [Problem(path, f"{name!r}: names that end so are our own. Choose another one.")]
+    options = as_options(options)
+    if options is None:
+        return (), [Problem(path, "this is not a scope. Write a rate like '100/h' or a dict with RATE and KEY.")]
     problems: list[Problem] = []
     known = (*FIRST, *OPTIONS)
     for option in options:
         if option not in known:
-            problems.append(Problem(path, f"{option!r} is not an option of a scope.{did_you_mean(option, known)}"))
+            problems.append(Problem(path, f"{quote(option)} is not an option of a scope.{did_you_mean(option, known)}"))
     if "PRESET" in options:
         scopes = _preset(name, options, defaults, path, origin, problems)
     else:
@@ -523,7 +568,31 @@ def parse_family(
             problems.append(
                 Problem(path, f"the name {scope.name!r} that follows from {name!r} is too long. Shorten it.")
             )
-    return tuple(found), problems
+    return tuple(found), list(dict.fromkeys(problems))  # the members of a preset share options, and their mistakes
+
+
+def as_options(definition: Any) -> Mapping[Any, Any] | None:
+    """A scope's definition as a dict of options: a bare rate (text, list or function) is its RATE. None for others."""
+    if isinstance(definition, Mapping):
+        return definition
+    if isinstance(definition, str | list | tuple) or callable(definition):
+        return {"RATE": definition}
+    return None
+
+
+def placed(
+    scopes: tuple[Scope, ...], name: str, defaults: Defaults, given: Collection[str], origin: str
+) -> tuple[Scope, ...]:
+    """Scopes that were parsed before their name and the settings' defaults were known, with both. Parses nothing.
+
+    ``given``: the options that were written down, which are stronger than the defaults.
+    """
+    own: dict[str, Any] = {"family": name, "prefix": defaults.prefix, "origin": origin}
+    if "CACHE" not in given:
+        own["cache"] = defaults.cache
+    if "ON_ERROR" not in given:
+        own["on_error"] = defaults.on_error
+    return tuple(replace(scope, name=name + scope.name.removeprefix(scope.family), **own) for scope in scopes)
 
 
 def _parse_one(
@@ -547,18 +616,11 @@ def _parse_one(
             return None
 
     if "ALGORITHM" in options:
-        word = parse("ALGORITHM", _one_of(*ALGORITHMS))
+        word = parse("ALGORITHM", one_of(*ALGORITHMS))
         if word is not None:
             values["algorithm"] = ALGORITHMS[word]
     algorithm = values.get("algorithm", FIXED)
-    timezone = ""
-    if options.get("TIMEZONE") is not None:
-        zone = options["TIMEZONE"]
-        try:
-            parse_rate("1/day", timezone=zone)
-            values["timezone"] = timezone = str(zone)
-        except (RateError, TypeError) as error:
-            problems.append(Problem(f'{path}["TIMEZONE"]', str(error)))
+    timezone = values["timezone"] = (parse("TIMEZONE", or_none(_timezone)) if "TIMEZONE" in options else None) or ""
     if "RATE" not in options:
         problems.append(
             Problem(path, f"the scope {name!r} has no RATE. Write \"RATE\": '100/h', or None for no limit.")
@@ -575,15 +637,17 @@ def _parse_one(
     if len(problems) > before:
         return None
     scope = Scope(**values)
-    problems.extend(_contradictions(scope, options, path))
+    problems.extend(_contradictions(scope, path))
     return scope
 
 
 def _looks_like_path(text: str) -> bool:
-    return "/" not in text and "." in text
+    """Whether it is the dotted path of a function, and not a rate."""
+    words = text.split(".")
+    return len(words) > 1 and all(word.isidentifier() for word in words)
 
 
-def _contradictions(scope: Scope, options: Mapping[str, Any], path: str) -> list[Problem]:
+def _contradictions(scope: Scope, path: str) -> list[Problem]:
     found: list[Problem] = []
 
     def problem(option: str, message: str) -> None:
@@ -594,14 +658,26 @@ def _contradictions(scope: Scope, options: Mapping[str, Any], path: str) -> list
         problem(
             "BAN", f"the key {scope.key.text!r} is not a caller's own, so a ban would be a weapon. Add +ip to the KEY."
         )
-    if scope.ceiling and "ip" in kinds:
+    if scope.ceiling and kinds[0] <= {"ip", "everyone"}:
         problem(
-            "CEILING", f"the key {scope.key.text!r} counts the address by itself; a ceiling on it says nothing more."
+            "CEILING", f"the key {scope.key.text!r} counts no less than the address; a ceiling on it says nothing more."
         )
     if scope.algorithm == CONCURRENT:
-        for option in ("BAN", "LEASE", "SAFETY_MARGIN", "COUNT_DENIED", "TIMEZONE", "COUNT_IF", "RESET_IF"):
-            if options.get(option):
+        for option, used in (
+            ("BAN", scope.ban),
+            ("LEASE", scope.lease > 1),
+            ("SAFETY_MARGIN", scope.safety_margin),
+            ("COUNT_DENIED", scope.count_denied),
+            ("TIMEZONE", scope.timezone),
+            ("COUNT_IF", scope.count_if),
+            ("RESET_IF", scope.reset_if),
+        ):
+            if used:
                 problem(option, "has no meaning for a concurrent scope. Leave it out.")
+    if scope.plan and any(
+        rate.limit and not limit for rate, limit in zip(scope.plan.rates, scope.plan.limits, strict=True)
+    ):
+        problem("SAFETY_MARGIN", f"{scope.safety_margin} leaves nothing of the limit. Write less, or raise the rate.")
     if scope.timezone and scope.rates and not any(rate.calendar for rate in scope.rates):
         problem("TIMEZONE", "no rate of this scope is by day, week or month. Leave it out.")
     if scope.lease > 1:
@@ -638,37 +714,36 @@ PRESETS = ("login",)
 def _preset(
     name: str, options: Mapping[str, Any], defaults: Defaults, path: str, origin: str, problems: list[Problem]
 ) -> tuple[Scope, ...]:
-    if options["PRESET"] not in PRESETS:
-        problems.append(
-            Problem(
-                f'{path}["PRESET"]',
-                f"{options['PRESET']!r} is unknown.{did_you_mean(options['PRESET'], PRESETS)} There is 'login'.",
-            )
-        )
+    try:
+        one_of(*PRESETS)(options["PRESET"])
+    except ValueError as error:
+        problems.append(Problem(f'{path}["PRESET"]', str(error)))
         return ()
-    for option in ("RATE", "KEY", "CEILING", "ALGORITHM", "TIMEZONE", "LEASE"):
-        if option in options:
-            problems.append(
-                Problem(f'{path}["{option}"]', "the preset sets it. Write a scope of your own to change it.")
-            )
+    own = ("RATE", "KEY", "CEILING", "ALGORITHM", "TIMEZONE", "LEASE")
+    problems.extend(
+        Problem(f'{path}["{option}"]', "the preset sets it. Write a scope of your own to change it.")
+        for option in own
+        if option in options
+    )
     common: dict[str, Any] = {
         "METHODS": ["POST"],
         "COUNT_IF": is_failure,
         "ON_ERROR": "local",
         "QUIET": True,
-        **{option: value for option, value in options.items() if option != "PRESET"},
+        **{option: value for option, value in options.items() if option not in (*own, "PRESET", "BAN")},
     }
+    ban = options.get("BAN", {"AFTER": 3, "FOR": "30m", "GROWTH": 2, "MAX": "1d"})
     # OWASP, Authentication Cheat Sheet ("Account Lockout") and Bot Management: the account and the address are limited
     # independently; the account alone is only slowed down, for nobody may lock somebody else out for long.
     members: dict[str, dict[str, Any]] = {
         "account": {"RATE": "5/15m", "KEY": "field:username", "ON_MISSING": "deny"},
-        "ip64": {"RATE": "20/15m", "KEY": "ip/64", "BAN": {"AFTER": 3, "FOR": "30m", "GROWTH": 2, "MAX": "1d"}},
+        "ip64": {"RATE": "20/15m", "KEY": "ip/64", "BAN": ban},
         "ip56": {"RATE": "60/15m", "KEY": "ip/56"},
         "ip48": {"RATE": "200/15m", "KEY": "ip/48"},
     }
     found = []
-    for member, own in members.items():
-        parsed = _parse_one(f"{name}.{member}", {**own, **common}, defaults, path, origin, problems)
+    for member, rest in members.items():
+        parsed = _parse_one(f"{name}.{member}", {**rest, **common}, defaults, path, origin, problems)
         if parsed is not None:
             found.append(replace(parsed, family=name))
     return tuple(found)
