@@ -81,7 +81,8 @@ def finish(request: HttpRequest, response: Any) -> Steps[Any]:
     limits.finished = True
     config = get_config()
     yield from _outcomes(request, response, limits)
-    http.write_headers(config, request, response, limits)
+    if isinstance(response, HttpResponseBase):
+        http.write_headers(config, request, response, limits)
     return response
 
 
@@ -103,6 +104,8 @@ def fail(request: HttpRequest, error: BaseException) -> Steps[None]:
 
 
 def _outcomes(request: HttpRequest, response: Any, limits: RequestLimits) -> Steps[None]:
+    # A Ninja operation returns data, a view with a bug nothing: there is no response to judge, so it counts.
+    can_judge = isinstance(response, HttpResponseBase)
     for name, decision in list(limits.by_name.items()):
         scope = limits.scopes[name]
         if not scope.gives_back:
@@ -115,11 +118,11 @@ def _outcomes(request: HttpRequest, response: Any, limits: RequestLimits) -> Ste
             else:
                 limits.by_name[name] = yield from settle_flow(decision, 0)
             continue
-        if scope.count_if is not None and decision.receipt is not None:
+        if can_judge and scope.count_if is not None and decision.receipt is not None:
             counts = yield from _judge(scope, scope.count_if, request, response, True)
             if not counts:
                 limits.by_name[name] = yield from settle_flow(decision, 0)
-        if scope.reset_if is not None and decision.allowed and decision.identity:
+        if can_judge and scope.reset_if is not None and decision.allowed and decision.identity:
             resets = yield from _judge(scope, scope.reset_if, request, response, False)
             if resets:
                 yield from reset_flow(scope, decision.identity)
