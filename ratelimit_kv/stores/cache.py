@@ -21,6 +21,11 @@ ATTEMPTS = 100
 """Each fails only because another hit got through."""
 
 
+_LOST = frozenset(("OSError", "EOFError", "ConnectionError", "TimeoutError", "OperationalError", "InterfaceError"))
+"""How the exceptions of a lost server are called in the clients' families. All others blame a key or an argument: a
+cache that refuses one key must not open the breaker for everybody."""
+
+
 class Outrun(Exception):
     """Another hit was quicker. Nothing is charged to the counter that says so."""
 
@@ -38,7 +43,7 @@ class CacheStore(Store):
     round_trips = "1 when denied, else 1 more for each counter, 2 for a new one"
 
     outages: ClassVar[tuple[type[Exception], ...]] = ()
-    """What the client raises when the server or the connection failed; nothing: whatever it raises."""
+    """What the client raises when the server or the connection failed, beside what every client calls so."""
 
     def hit(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
         cache: Any = caches[self.alias]
@@ -94,9 +99,9 @@ class CacheStore(Store):
         except (StoreError, Outrun):
             raise
         except Exception as error:
-            # What the arguments are blamed for is not the server's fault; InvalidCacheKey is a ValueError.
-            ours = isinstance(error, ValueError | TypeError) and not isinstance(error, self.outages)
-            outage = isinstance(error, self.outages) if self.outages else not ours
+            outage = isinstance(error, self.outages) or not _LOST.isdisjoint(
+                cls.__name__ for cls in type(error).__mro__
+            )
             raise StoreError(f"{type(error).__name__}: {error}", outage=outage) from error
 
     # ── What a subclass does better ────────────────────────────────────────────────────────────────────────
@@ -113,9 +118,7 @@ class CacheStore(Store):
             for counter in counters
         ]
 
-    def write(
-        self, cache: Any, counter: Counter, before: Any, state: Any, verdict: Verdict, now: int
-    ) -> Verdict:
+    def write(self, cache: Any, counter: Counter, before: Any, state: Any, verdict: Verdict, now: int) -> Verdict:
         """Change the counter from the state before to the new one, as others may do at the same time.
 
         Returns the verdict as it came to be. Raises Outrun when the hit does not fit any more.

@@ -255,20 +255,20 @@ class _Session:
         """Write the state where the row is still as it is in ``rows``, or still not there; else _Outrun."""
         pickled = pickle.dumps(dump(counter, state), self.cache.pickle_protocol)
         value = base64.b64encode(pickled).decode("ascii")
-        expires = self._adapt(self._second + counter.ttl)
+        # The expiry of a window is set once and never moved.
+        keep = counter.kind in (FIXED, SLIDING)
         read = rows.get(self._fold(key))
+        expires = self._adapt(self._second + counter.ttl) if read is None or not keep else None
         if read is None:
             done = self._insert(key, value, expires)
             self.has_inserted = True
         else:
             # Base64 tells by case, the collations of MariaDB do not.
             same = "CAST(%s AS BINARY)" if self.vendor == "mysql" else "%s"
-            # The expiry of a window is set once and never moved.
-            has_window = counter.kind in (FIXED, SLIDING)
-            assignment = "value = %s" if has_window else "value = %s, expires = %s"
+            assignment = "value = %s" if keep else "value = %s, expires = %s"
             self.cursor.execute(
                 f"UPDATE {self._table} SET {assignment} WHERE cache_key = %s AND value = {same} AND expires >= %s",
-                [value, *([] if has_window else [expires]), key, read, self._alive],
+                [value, *([] if keep else [expires]), key, read, self._alive],
             )
             done = self.cursor.rowcount == 1
         if not done:

@@ -8,8 +8,8 @@ from typing import Any
 
 from django.core.cache import caches
 
-from ..algorithms import SLIDING, Counter, Verdict, dump, load, observe, transact
-from .base import Entry, Store
+from ..algorithms import FIXED, MICROSECOND, SLIDING, Counter, Verdict, dump, load, observe, transact
+from .base import Entry, Store, start_of_keys, unpickle
 
 __all__ = ["LocMemStore"]
 
@@ -18,52 +18,33 @@ class LocMemStore(Store):
     """Exact among the threads of one process, unseen by every other."""
 
     name = "LocMemCache"
-    can_list = True
     is_shared = False
     outlives_process = False
     inline = True
     round_trips = "0"
 
-    # TTLs are kept by the cache's own clock. ``get`` and ``set`` of LocMemCache take its lock, which is not reentrant,
-    # so these go through what they are made of. It pickles its values; so do we, and ``cache.get(key)`` agrees.
-
-    def _read(self, cache: Any, key: str) -> Any:
-        made = cache.make_key(key)
-        if cache._has_expired(made):
-            return None
-        stored = cache._cache[made]
-        cache._cache.move_to_end(made, last=False)  # recently used: the last third is culled
-        return _loads(stored)
-
-    def _states(self, cache: Any, counters: Sequence[Counter]) -> list[Any]:
-        return [
-            load(
-                counter,
-                self._read(cache, counter.key),
-                self._read(cache, counter.previous) if counter.kind == SLIDING else None,
-            )
-            for counter in counters
-        ]
+    # The methods of LocMemCache take its lock, which is not reentrant, so these go through what they are made
+    # of. It pickles its values and culls what was not used for long; so do we.
 
     def hit(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
         cache: Any = caches[self.alias]
         with cache._lock:
-            states = self._states(cache, counters)
+            keys, states = _states(cache, counters, now)
             verdicts, writes = transact(counters, states, now)
             for position, state in writes.items():
-                counter = counters[position]
-                made = cache.make_key(counter.key)
+                counter, key = counters[position], keys[position]
                 value = pickle.dumps(dump(counter, state), cache.pickle_protocol)
-                if made in cache._cache and counter.kind in "fs":
-                    cache._cache[made] = value  # the expiry is set once and never moved
+                if key in cache._cache and counter.kind in (FIXED, SLIDING):
+                    cache._cache[key] = value  # the expiry of a window is set once and never moved
                 else:
-                    cache._set(made, value, counter.ttl)
+                    cache._set(key, value)
+                    cache._expire_info[key] = now / MICROSECOND + counter.ttl
         return verdicts
 
     def peek(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
         cache: Any = caches[self.alias]
         with cache._lock:
-            states = self._states(cache, counters)
+            states = _states(cache, counters, now)[1]
         return observe(counters, states, now)
 
     def reset(self, keys: Sequence[str]) -> int:
@@ -72,15 +53,30 @@ class LocMemStore(Store):
 
     def scan(self, prefix: str) -> Iterator[Entry]:
         cache: Any = caches[self.alias]
-        start = cache.make_key(prefix)
+        start = start_of_keys(cache, prefix)
         with cache._lock:
-            found = [(made, cache._cache[made]) for made in cache._cache if made.startswith(start)]
-        for made, stored in found:
-            yield Entry(prefix + made[len(start) :], _loads(stored))
+            found = [(key, pickled) for key, pickled in cache._cache.items() if key.startswith(start)]
+        for key, pickled in found:
+            yield Entry(prefix + key[len(start) :], unpickle(pickled))
 
 
-def _loads(stored: bytes) -> Any:
-    try:
-        return pickle.loads(stored)
-    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError):
-        return stored
+def _states(cache: Any, counters: Sequence[Counter], now: int) -> tuple[list[str], list[Any]]:
+    """Keys as the cache has them, and the states of the counters."""
+    seconds = now / MICROSECOND
+    keys, states = [], []
+    for counter in counters:
+        key = cache.make_key(counter.key)
+        keys.append(key)
+        value = _read(cache, key, seconds)
+        before = _read(cache, cache.make_key(counter.previous), seconds) if counter.kind == SLIDING else None
+        states.append(load(counter, value, before))
+    return keys, states
+
+
+def _read(cache: Any, key: str, seconds: float) -> Any:
+    expiry = cache._expire_info.get(key, 0)
+    if expiry is not None and expiry <= seconds:
+        cache._delete(key)
+        return None
+    cache._cache.move_to_end(key, last=False)
+    return unpickle(cache._cache[key])
