@@ -32,6 +32,7 @@ from tests.servers import Missing, Server, start_memcached, start_postgresql, st
 BACKENDS = (DJANGO_REDIS, REDIS_CACHE, LOCMEM, SQLITE, POSTGRES, MEMCACHED)
 MEASURES = {
     "times": measures.times,
+    "work": measures.work,
     "wire": measures.wire,
     "exactness": measures.exactness,
     "leases": measures.leases,

@@ -266,6 +266,25 @@ def _references(raw: Worker, size: Size, units: dict[str, list[float]]) -> None:
     units["async evalsha"].append(_unit(raw, "async", size).median)
 
 
+def work(plan: Plan, farm: Farm) -> dict[str, Any]:
+    """Bytecodes and calls that a limit adds: ``{backend: {adapter: {situation: [bytecodes, calls] or why not}}}``."""
+    results: dict[str, Any] = {}
+    for backend in plan.some_on((DJANGO_REDIS, LOCMEM)):
+        plan.say(f"counting bytecodes on {backend}")
+        with workers(plan.on(backend), farm.backend(backend)) as (crew, failed):
+            results[backend] = {name: {"error": why} for name, why in failed.items()}
+            for worker in crew:
+                results[backend][worker.name] = row = {}
+                for situation in plan.size.situations:
+                    try:
+                        row[situation] = worker.work(situation)
+                    except NotSupported as reason:
+                        row[situation] = f"not supported: {reason}".rstrip(": ")
+                    except Failed as error:
+                        row[situation] = str(error)
+    return results
+
+
 # -- the wire ------------------------------------------------------------------------------------------------
 
 

@@ -87,6 +87,26 @@ def _times(times: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def _work(work: dict[str, Any]) -> str:
+    parts = [
+        "## Work that a limit adds to a view",
+        "",
+        "Bytecodes of Python, in brackets calls of functions, in the thread of the request: what `sys.monitoring` "
+        "counts, so the same in every run. C code, the server and other threads are not in it.",
+    ]
+    for backend, table in work.items():
+        used = [s for s in HEADINGS if any(isinstance(row.get(s), list | tuple) for row in table.values())]
+        rows = [[name, *(_counts(row.get(s)) for s in used)] for name, row in table.items()]
+        parts += ["", f"### {backend}", "", _table(["limiter", *(HEADINGS[s] for s in used)], rows)]
+    return "\n".join(parts)
+
+
+def _counts(counts: Any) -> str:
+    if isinstance(counts, list | tuple):
+        return f"{counts[0]} ({counts[1]})"
+    return "–" if counts is None or str(counts).startswith("not supported") else "✗"
+
+
 def _name(name: str, backend: str) -> str:
     adapter = ADAPTERS[name]
     return f"{name}{'¹' if backend in adapter.own_client else ''}{'ʰ' if adapter.headers else ''}"
@@ -255,6 +275,7 @@ def _server(server: dict[str, Any]) -> str:
 
 SECTIONS = {
     "times": _times,
+    "work": _work,
     "wire": _wire,
     "exactness": _exactness,
     "leases": _leases,

@@ -13,6 +13,7 @@ import random
 import socket
 import statistics
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
@@ -21,6 +22,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
+
+from django.http import HttpResponse
 
 from benchmarks import urls
 from benchmarks.adapters import (
@@ -39,6 +42,8 @@ POOL = 64
 """Identities that take turns where many are asked for: all are counted already when the timing starts."""
 GROWN = 70_000
 """The first of the identities that ``grow`` makes."""
+WORK = 11
+"""Requests whose bytecodes are counted; the first is left out."""
 HAMMERING = 10
 """Identities that are over their limit and go on."""
 STANDARD_MIDDLEWARE = [
@@ -447,6 +452,25 @@ class Worker:
 
         return self._run(watched())
 
+    # -- work ------------------------------------------------------------------------------------------------------
+
+    def work(self, situation: str) -> tuple[int, int]:
+        """Bytecodes and calls that the limit adds to one request: the same in every run, whatever the machine does."""
+        s = self._situation(situation)
+        limited, bare = s.items(WORK), (s.bare_items or s.items)(WORK)
+        run = self._counted_async if situation == "async" else _counted
+        run(s.bare, bare[:1])  # what the first call alone does
+        run(s.call, limited[:1])
+        floor, total = run(s.bare, bare[1:]), run(s.call, limited[1:])
+        return tuple(round((t - f) / (WORK - 1)) for t, f in zip(total, floor, strict=True))  # type: ignore[return-value]
+
+    def _counted_async(self, call: Callable[[Any], Awaitable[Any]], items: list[Any]) -> tuple[int, int]:
+        async def all_of_them(items: list[Any]) -> None:
+            for item in items:
+                await call(item)
+
+        return _counted(lambda items: self._run(all_of_them(items)), [items])
+
     # -- the units -------------------------------------------------------------------------------------------
 
     def _unit_evalsha(self) -> Situation:
@@ -590,8 +614,6 @@ class _InLoop:
 
 
 def _view(request: Any) -> Any:
-    from django.http import HttpResponse
-
     return HttpResponse(b"ok")
 
 
@@ -613,6 +635,35 @@ def _timed(call: Callable[[Any], Any], items: list[Any]) -> tuple[list[int], Any
         answer = call(item)
         times.append(clock() - start)
     return times, answer
+
+
+def _counted(call: Callable[[Any], Any], items: list[Any]) -> tuple[int, int]:
+    """Bytecodes and calls, of Python and of C functions, in this thread."""
+    if sys.version_info < (3, 12):
+        raise NotSupported("sys.monitoring came with Python 3.12")
+    monitoring, events = sys.monitoring, sys.monitoring.events
+    tool, thread = monitoring.PROFILER_ID, threading.get_ident()
+    bytecodes = calls = 0
+
+    def on_bytecode(code: Any, offset: int) -> None:
+        nonlocal bytecodes
+        bytecodes += threading.get_ident() == thread
+
+    def on_call(code: Any, offset: int, function: Any, argument: Any) -> None:
+        nonlocal calls
+        calls += threading.get_ident() == thread
+
+    monitoring.use_tool_id(tool, "benchmarks")
+    monitoring.register_callback(tool, events.INSTRUCTION, on_bytecode)
+    monitoring.register_callback(tool, events.CALL, on_call)
+    try:
+        monitoring.set_events(tool, events.INSTRUCTION | events.CALL)
+        for item in items:
+            call(item)
+    finally:
+        monitoring.set_events(tool, 0)
+        monitoring.free_tool_id(tool)
+    return bytecodes, calls
 
 
 def _answer(call: Callable[[Any], Any], item: Any) -> str:
