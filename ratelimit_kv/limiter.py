@@ -19,7 +19,7 @@ from .algorithms import BAN, CONCURRENT, EXISTING, FORCE, MAX_COUNT, MICROSECOND
 from .callables import CallableError, Function
 from .conf import Config, get_config
 from .decisions import Decision, RateState, Reason, tightest
-from .guard import Breaker, DeniedLog, DeniedMemory, LeaseBook, LocalCounters, Throttle
+from .guard import WAITED, Breaker, DeniedLog, DeniedMemory, LeaseBook, LocalCounters, Throttle
 from .identity import Part
 from .scopes import Plan, Scope
 from .steps import Step, Steps, arun, run
@@ -149,8 +149,8 @@ def _ask_store(rt: Runtime, alias: str, method: str, *args: Any) -> Steps[Any]:
         if breaker.succeeded(began):
             yield from _recovered(rt, alias)
         return result
-    if failure.outage:
-        done = ticks()
+    done = ticks()
+    if failure.outage or done - began >= WAITED:
         if breaker.failed(done, done - began):
             logger.error(
                 "store %s failed (%s): breaker opened, next try in about %s s",
@@ -254,10 +254,10 @@ class Ledger:
         hit: list[Counter] = []
         with self.lock:
             missing = min(max(total, 0), MAX_COUNT) - self.total
-            if missing > 0:
+            if missing > 0 and self.scope.algorithm != CONCURRENT:  # one in flight is one, whatever it costs
                 more = [
-                    counter._replace(flags=FORCE, group=position)
-                    for position, counter in enumerate(self.scope.counters(self.plan, self.identity, missing, at, 0, 0))
+                    counter._replace(flags=FORCE)
+                    for counter in self.scope.counters(self.plan, self.identity, missing, at, 0, 0)
                     if counter.kind != BAN
                 ]
                 self.charges.append((missing, more))
@@ -268,8 +268,18 @@ class Ledger:
                 if back < amount:
                     self.charges.append((amount - back, counters))
                 missing += back
-                hit += [counter._replace(cost=-back, flags=FORCE | EXISTING, group=len(hit)) for counter in counters]
-        return hit
+                hit += [counter._replace(cost=-back, flags=FORCE | EXISTING) for counter in counters]
+        return _merged(hit)
+
+
+def _merged(counters: list[Counter]) -> list[Counter]:
+    """Each key once, as a store wants it: charges of one window are given back together. Each judged apart."""
+    merged: dict[str, Counter] = {}
+    for counter in counters:
+        before = merged.get(counter.key)
+        cost = counter.cost if before is None else counter.cost + before.cost
+        merged[counter.key] = counter._replace(cost=cost, group=len(merged) if before is None else before.group)
+    return list(merged.values())
 
 
 def _decide(
