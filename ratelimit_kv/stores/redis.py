@@ -14,10 +14,11 @@ from django.core.cache import caches
 from django.core.cache.backends.base import default_key_func
 from django.core.exceptions import ImproperlyConfigured
 
-from ..algorithms import BUCKET, FIXED, SLIDING, Counter, Unreadable, Verdict, interval, load, observe, transact
+from .. import algorithms
+from ..algorithms import BUCKET, FIXED, SLIDING, Counter, Unreadable, Verdict
 from .base import Entry, Store, StoreError, start_of_keys
 from .redis_async import AsyncLink, Loops
-from .redis_cluster import Cluster, Slot, hit_across, slot_of
+from .redis_cluster import Cluster, Slot, hit_across, is_redirection, slot_of
 from .redis_link import Link, failure, link_to, pack
 
 __all__ = ["RedisStore"]
@@ -30,11 +31,11 @@ _BY_SHA = f"$7\r\nEVALSHA\r\n$40\r\n{_SHA}\r\n".encode()
 _IN_FULL = f"$4\r\nEVAL\r\n${len(SCRIPT.encode())}\r\n{SCRIPT}\r\n".encode()
 
 BATCH = 1000
-"""Keys looked at in one go when listing: a server is busy with that for less than a millisecond."""
+"""Keys looked at in one go when listing: a server is busy with these for less than a millisecond."""
 
 
 def _text(text: str) -> str:
-    """An argument of a command as it goes over the wire."""
+    """An argument as it goes over the wire."""
     return f"${len(text) if text.isascii() else len(text.encode())}\r\n{text}\r\n"
 
 
@@ -44,23 +45,24 @@ def _number(number: int) -> str:
 
 
 class RedisStore(Store):
-    """Exact among all processes; on a Cluster among the counters of one slot, which all of one identity are.
+    """Exact among all processes, by one script in one round trip.
 
-    Works with django-redis, Django's RedisCache and django-valkey, with Sentinel and Cluster, and talks to the server
-    that writes go to. Neither serializer nor compressor of the cache is used: a counter is its digits.
+    For django-redis, Django's RedisCache and django-valkey, also with Sentinel and on a Cluster. It talks to the
+    server that is written to, over connections of its own with the settings of the alias (``redis_link``), and a
+    counter is plain digits there: the serializer and the compressor of the cache have no part in it.
     """
 
     name = "Redis"
 
     def __init__(self, alias: str) -> None:
-        """Raises ImproperlyConfigured for a cache whose server cannot be told. Connects at the first use only."""
+        """Raises ImproperlyConfigured for a client that it cannot work with. Connects at the first use, not here."""
         super().__init__(alias)
         cache: Any = caches[alias]
         ancestry = {ancestor.__name__ for ancestor in type(getattr(cache, "client", cache)).__mro__}
         if "ShardClient" in ancestry:
             raise ImproperlyConfigured(
-                f"CACHES[{alias!r}] spreads its keys by ShardClient, where several counters cannot be charged together. "
-                "Give the limiter an alias of its own, with one LOCATION or on a Redis Cluster."
+                f"CACHES[{alias!r}] spreads its keys over servers by ShardClient, and the counters of a request "
+                "have to be charged together. Give the limiter an alias with one LOCATION, or a Redis Cluster."
             )
         self._key = _key_maker(cache)
         self._link: Link | Cluster | None = None
@@ -68,25 +70,24 @@ class RedisStore(Store):
 
     @property
     def is_exact(self) -> bool:  # type: ignore[override]
-        """False on a Cluster: counters in several slots are charged one after the other, and given back.
+        """False on a Cluster: counters in several slots are charged one after the other, and given back when a later
+        one denies, so that now and then a hit is denied for another that was denied too. Never do more pass.
 
-        Exact for the counters of one identity, which share a slot, also there. Connects when nothing has before.
+        The counters of one identity share a slot and are exact there also. Connects, if nothing has before.
         """
         try:
             return not isinstance(self._link or self._connect(), Cluster)
         except StoreError:
-            return False  # only the client of a Cluster connects when it is made
-
-    # ------------------------------------------------------------------------------------------------------- the server
+            return False  # it is the client of a Cluster that connects when it is made
 
     def _connect(self) -> Link | Cluster:
         try:
             client = _client(caches[self.alias])
         except Exception as error:
-            # The client of a Cluster connects when it is made.
             if type(error).__module__.partition(".")[0] in ("redis", "valkey"):
                 raise failure(error) from error
             raise
+        # Two threads may both come here first. One of the links is then forgotten before it has connected.
         if hasattr(client, "nodes_manager"):
             self._link = Cluster(client)
         else:
@@ -95,17 +96,7 @@ class RedisStore(Store):
             self._link = link
         return self._link
 
-    def _run(self, link: Link | Slot, count: int, command: bytes) -> list[Any]:
-        """The answer of the script to ``count`` arguments, the first of which is the number of keys."""
-        try:
-            try:
-                return link.call(b"*%d\r\n%b%b" % (count + 2, _BY_SHA, command))  # type: ignore[no-any-return]
-            except link.exceptions.NoScriptError:  # a new or restarted server: nothing has been run
-                return link.call(b"*%d\r\n%b%b" % (count + 2, _IN_FULL, command))  # type: ignore[no-any-return]
-        except link.errors as error:
-            raise failure(error) from error
-
-    # ---------------------------------------------------------------------------------------------------------- to count
+    # ------------------------------------------------------------------------------------------------ in a thread
 
     def hit(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
         link = self._link or self._connect()
@@ -115,22 +106,21 @@ class RedisStore(Store):
 
     def _hit(self, link: Link | Slot, counters: Sequence[Counter], now: int) -> list[Verdict]:
         values = self._run(link, *self._hit_command(counters, now))
-        return transact(counters, _states(counters, values), now).verdicts
+        return algorithms.transact(counters, _states(counters, values), now).verdicts
 
     def peek(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
         link = self._link or self._connect()
         if not isinstance(link, Cluster):
             return self._peek(link, counters, now)
-        verdicts: list[Any] = [None] * len(counters)
+        verdicts: dict[int, Verdict] = {}
         for slot, positions in self._by_slot(link, counters):
             answers = self._peek(slot, [counters[position] for position in positions], now)
-            for position, verdict in zip(positions, answers, strict=True):
-                verdicts[position] = verdict
-        return verdicts
+            verdicts.update(zip(positions, answers, strict=True))
+        return [verdicts[position] for position in range(len(counters))]
 
     def _peek(self, link: Link | Slot, counters: Sequence[Counter], now: int) -> list[Verdict]:
         values = self._run(link, *self._command(counters, ["peek"]))
-        return observe(counters, _states(counters, values), now)
+        return algorithms.observe(counters, _states(counters, values), now)
 
     def reset(self, keys: Sequence[str]) -> int:
         link = self._link or self._connect()
@@ -143,23 +133,36 @@ class RedisStore(Store):
         except link.errors as error:
             raise failure(error) from error
 
-    # -------------------------------------------------------------------------------------------- in an event loop
+    def _run(self, link: Link | Slot, count: int, command: bytes) -> list[Any]:
+        """The script's answer to ``count`` packed arguments, the first of which is the number of keys."""
+        try:
+            try:
+                return link.call(b"*%d\r\n%b%b" % (count + 2, _BY_SHA, command))  # type: ignore[no-any-return]
+            except link.exceptions.NoScriptError:  # a new server, or restarted: nothing has been run
+                return link.call(b"*%d\r\n%b%b" % (count + 2, _IN_FULL, command))  # type: ignore[no-any-return]
+        except link.errors as error:
+            raise failure(error) from error
+
+    # ------------------------------------------------------------------------------------------- in an event loop
 
     async def ahit(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
+        """:meth:`hit` over a connection of the running event loop, in a thread while that is new (``Loops``)."""
         link = self._loops.link()
         if link is None:
             return await self._in_a_thread(self.hit, counters, now)
         values = await self._arun(link, *self._hit_command(counters, now))
-        return transact(counters, _states(counters, values), now).verdicts
+        return algorithms.transact(counters, _states(counters, values), now).verdicts
 
     async def apeek(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
+        """:meth:`peek`, as :meth:`ahit`."""
         link = self._loops.link()
         if link is None:
             return await self._in_a_thread(self.peek, counters, now)
         values = await self._arun(link, *self._command(counters, ["peek"]))
-        return observe(counters, _states(counters, values), now)
+        return algorithms.observe(counters, _states(counters, values), now)
 
     async def areset(self, keys: Sequence[str]) -> int:
+        """:meth:`reset` in a thread."""
         return await self._in_a_thread(self.reset, keys)
 
     async def _arun(self, link: AsyncLink, count: int, command: bytes) -> list[Any]:
@@ -167,112 +170,114 @@ class RedisStore(Store):
         try:
             try:
                 return await link.call(b"*%d\r\n%b%b" % (count + 2, _BY_SHA, command))  # type: ignore[no-any-return]
-            except link.exceptions.ResponseError as error:
-                if not str(error).startswith("NOSCRIPT"):
-                    raise
+            except link.exceptions.NoScriptError:
                 return await link.call(b"*%d\r\n%b%b" % (count + 2, _IN_FULL, command))  # type: ignore[no-any-return]
         except link.errors as error:
             raise failure(error) from error
 
     async def _in_a_thread(self, method: Callable[..., T], *arguments: Any) -> T:
-        # In a loop made by async_to_sync, the thread that waits for it has time. In a server's, that thread is the one
-        # for all sync code: any other is better.
+        # In a loop that async_to_sync has made, the thread that waits for its end has time. Under ASGI, that would be
+        # the one thread for everybody's sync code.
         return await sync_to_async(method, thread_sensitive=self._loops.is_new())(*arguments)
 
-    def _by_slot(self, cluster: Cluster, counters: Sequence[Counter]) -> list[tuple[Slot, list[int]]]:
-        positions: dict[int, list[int]] = {}
-        for position, counter in enumerate(counters):
-            positions.setdefault(slot_of(self._key(counter.key).encode()), []).append(position)
-        return [(Slot(cluster, slot), those) for slot, those in positions.items()]
+    # --------------------------------------------------------------------------------------------------- commands
 
     def _hit_command(self, counters: Sequence[Counter], now: int) -> tuple[int, bytes]:
-        key = self._key
+        """How many arguments the script gets, and these packed."""
         keys, arguments = [], []
         group = counters[0].group if counters else 0
         for counter in counters:
             if counter.kind != FIXED or counter.flags or counter.group != group:
-                return self._any_hit_command(counters, now)
-            keys.append(_text(key(counter.key)))
+                return self._long_hit_command(counters, now)
+            keys.append(_text(self._key(counter.key)))
             arguments.append(_number(counter.limit) + _number(counter.cost) + _number(counter.ttl))
         count = len(keys)
         return 2 + 4 * count, f"{_number(count)}{''.join(keys)}$5\r\nfixed\r\n{''.join(arguments)}".encode()
 
-    def _any_hit_command(self, counters: Sequence[Counter], now: int) -> tuple[int, bytes]:
-        arguments = ["hit", str(now)]
+    def _long_hit_command(self, counters: Sequence[Counter], now: int) -> tuple[int, bytes]:
+        arguments: list[Any] = ["hit", now]
         for counter in counters:
-            kind, limit, cost, period, end, ttl = counter[1:7]
-            factor = interval(counter) if kind == BUCKET else counter.growth
-            rest = (counter.flags, counter.group, counter.scope, factor, counter.maximum)
-            arguments += map(str, (kind, limit, cost, period, end, ttl, *rest))
+            _, *first, _, group, flags, scope, growth, maximum = counter
+            factor = algorithms.interval(counter) if counter.kind == BUCKET else growth
+            arguments += (*first, flags, group, scope, factor, maximum)
         return self._command(counters, arguments)
 
-    def _command(self, counters: Sequence[Counter], arguments: list[str]) -> tuple[int, bytes]:
+    def _command(self, counters: Sequence[Counter], arguments: list[Any]) -> tuple[int, bytes]:
         keys = []
         for counter in counters:
             keys.append(self._key(counter.key))
             if counter.kind == SLIDING:
                 keys.append(self._key(counter.previous))
-        words = [str(len(keys)), *keys, *arguments]
-        return len(words), "".join(map(_text, words)).encode()
+        words = [len(keys), *keys, *arguments]
+        return len(words), "".join([_text(str(word)) for word in words]).encode()
 
-    # ----------------------------------------------------------------------------------------------------------- to list
+    def _by_slot(self, cluster: Cluster, counters: Sequence[Counter]) -> list[tuple[Slot, list[int]]]:
+        """The positions of the counters in each slot, in the order of the first of each."""
+        positions: dict[int, list[int]] = {}
+        for position, counter in enumerate(counters):
+            positions.setdefault(slot_of(self._key(counter.key).encode()), []).append(position)
+        return [(Slot(cluster, slot), those) for slot, those in positions.items()]
+
+    # ---------------------------------------------------------------------------------------------------- listing
 
     def scan(self, prefix: str) -> Iterator[Entry]:
         """Every key that starts with ``prefix``, as a stream. Raises CannotList, StoreError.
 
-        The server walks over all of its keys, a thousand at a time, and serves others in between. It may come by a key
-        twice while it grows or shrinks its table; so may the stream.
+        The server goes through all of its keys, a thousand at a time, and serves others in between. While its table
+        of keys grows or shrinks it may come by one twice, and so may the stream.
         """
         start = start_of_keys(caches[self.alias], prefix)
         link = self._link or self._connect()
+        is_cluster = isinstance(link, Cluster)
         try:
             for each in link.primaries() if isinstance(link, Cluster) else [link]:
-                yield from _entries(each, start, prefix, one_by_one=isinstance(link, Cluster))
+                for key, value in _walk(each, start.encode(), is_cluster):
+                    yield Entry(prefix + key[len(start.encode()) :].decode("utf-8", "replace"), value)
         except link.errors as error:
             raise failure(error) from error
 
 
-def _entries(link: Link, start: str, prefix: str, *, one_by_one: bool) -> Iterator[Entry]:
-    pattern = re.sub(r"([*?\[\]\\])", r"\\\1", start).encode() + b"*"
-    skip = len(start.encode())
+def _walk(link: Link, start: bytes, is_cluster: bool) -> Iterator[tuple[bytes, Any]]:
+    """Keys of one server that begin so, and their values."""
+    pattern = re.sub(rb"([*?\[\]\\])", rb"\\\1", start) + b"*"
     cursor = b"0"
     found: dict[bytes, None] = {}
     while True:
         cursor, keys = link.call(pack(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % BATCH))
         found |= dict.fromkeys(keys)
         if found and (len(found) >= BATCH or cursor == b"0"):
-            for key, value in zip(found, _read(link, list(found), one_by_one), strict=True):
+            for key, value in zip(found, _read(link, list(found), is_cluster), strict=True):
                 if value is not None:
-                    yield Entry(prefix + key[skip:].decode("utf-8", "replace"), value)
+                    yield key, value
             found = {}
         if cursor == b"0":
             return
 
 
-def _read(link: Link, keys: list[bytes], one_by_one: bool) -> list[Any]:
-    """The values under these keys, None where there is none, an Unreadable for what is no text."""
-    # A Cluster has no MGET for keys of several slots; and MGET is silent about a list or a hash.
-    values: list[Any] = [None] * len(keys) if one_by_one else link.call(pack(b"MGET", *keys))
+def _read(link: Link, keys: list[bytes], is_cluster: bool) -> list[Any]:
+    """The value under each key: None when it is gone by now, an Unreadable when it is no text."""
+    # A Cluster has no MGET over several slots. Elsewhere, MGET is silent about a list or a hash: ask for it alone.
+    values: list[Any] = [None] * len(keys) if is_cluster else link.call(pack(b"MGET", *keys))
     silent = [position for position, value in enumerate(values) if value is None]
     answers = link.call_many([pack(b"GET", keys[position]) for position in silent]) if silent else []
     for position, value in zip(silent, answers, strict=True):
-        values[position] = _refused(value) if isinstance(value, Exception) else value
+        if not isinstance(value, Exception):
+            values[position] = value
+        elif not is_redirection(value):
+            values[position] = _refused(value)
     return values
 
 
 def _states(counters: Sequence[Counter], values: list[Any]) -> list[Any]:
+    """The states in what the script has answered. Raises StoreError when a read failed, and not because of its key."""
     states = []
-    position = 0
+    rest = iter(values)
     for counter in counters:
-        value = values[position]
-        position += 1
-        before = None
-        if counter.kind == SLIDING:
-            before = values[position]
-            position += 1
-        state = load(counter, value, before)
+        value = next(rest)
+        before = next(rest) if counter.kind == SLIDING else None
+        state = algorithms.load(counter, value, before)
         if type(state) is Unreadable:
-            for each in (value, before):
+            for each in (before, value):
                 if isinstance(each, Exception):
                     state = _refused(each)
         states.append(state)
@@ -280,23 +285,22 @@ def _states(counters: Sequence[Counter], values: list[Any]) -> list[Any]:
 
 
 def _refused(error: Exception) -> Unreadable:
-    """What the server's refusal to read one key means: another type under it, or else that nothing works."""
     if "WRONGTYPE" in str(error):
         return Unreadable("a list, hash, set or the like")
     raise failure(error) from error
 
 
 def _key_maker(cache: Any) -> Callable[[str], str]:
-    """``cache.make_key`` without the cache, which belongs to one thread and is slower."""
+    """``cache.make_key`` without the cache, which belongs to one thread and takes longer."""
     make, prefix, version = cache.key_func, cache.key_prefix, cache.version
     if make is default_key_func:
-        start = make("", prefix, version)
+        start: str = make("", prefix, version)
         return lambda key: start + key
     return lambda key: str(make(key, prefix, version))
 
 
 def _client(cache: Any) -> Any:
-    """The client that writes: made once, for its settings."""
+    """The cache's own client of the server that is written to."""
     if hasattr(cache, "client"):  # django-redis, django-valkey
         return cache.client.get_client(write=True)
     return cache._cache.get_client(None, write=True)

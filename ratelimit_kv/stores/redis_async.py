@@ -1,8 +1,9 @@
 """Redis and Valkey in an event loop: one connection a loop, shared by all who wait in it.
 
-Commands are written as they come, and replies arrive in the same order, so that many can be under way. Who is cancelled
-leaves his place in the queue, and the reply to him goes to nobody; the connection is as good as before. Connecting (TLS,
-credentials, database, protocol) is the client library's; what follows is a queue, for a fifth of its cost a command.
+Commands are written as they come and the replies arrive in that order, so that many can be under way. Whoever is
+cancelled leaves his place in the queue: the reply to him goes to nobody, and the connection is as good as before.
+To connect, with TLS, credentials, database and protocol, is left to the client library. What follows is this queue,
+for a third of the library's time when one waits and for a fifth when fifty do.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from importlib import import_module
 from threading import Lock
 from typing import Any
 
+from .base import StoreError
 from .redis_link import Link, library
 
 __all__ = ["AsyncLink", "Loops"]
 
 
 class _Incomplete(Exception):
-    """More of the reply is to come."""
+    """The rest of the reply is still to come."""
 
 
-def _reply(data: bytes, start: int, error: type[Exception]) -> tuple[Any, int]:
-    """The reply that starts there, and where it ends. An error reply is an instance of ``error``, its code in the text.
+def _reply(data: bytes, start: int, error: Callable[[str], Exception]) -> tuple[Any, int]:
+    """The reply that starts there, and where it ends; ``error`` makes an exception of an error reply.
 
-    Raises _Incomplete, and ValueError for what is no answer to a command of ours.
+    Raises _Incomplete, and ValueError for what no command of ours is answered with.
     """
     end = data.find(b"\r\n", start)
     if end < 0:
@@ -52,7 +54,7 @@ def _reply(data: bytes, start: int, error: type[Exception]) -> tuple[Any, int]:
         return None, end
     if mark == b"-":
         return error(line.decode("utf-8", "replace")), end
-    raise ValueError("not a reply")
+    raise ValueError("no reply to a command of ours")
 
 
 class _Line(asyncio.Protocol):
@@ -60,7 +62,7 @@ class _Line(asyncio.Protocol):
 
     def __init__(self, connection: Any, timeout: float, exceptions: Any) -> None:
         self._loop = asyncio.get_running_loop()
-        self._connection = connection  # closes the socket when it is forgotten
+        self._connection = connection  # it would close the socket if it were forgotten
         self._transport = connection._writer.transport
         self._timeout = timeout
         self._exceptions = exceptions
@@ -81,7 +83,7 @@ class _Line(asyncio.Protocol):
         return future
 
     def _look(self) -> None:
-        """Whether somebody waits too long: one alarm for all, since setting one for each costs as much as a command."""
+        """Whether somebody has waited too long. One alarm for all: one for each would cost a fifth of a command."""
         self._alarm = None
         if self._waiting:
             left = self._waiting[0][1] + self._timeout - self._loop.time()
@@ -96,10 +98,10 @@ class _Line(asyncio.Protocol):
         start = 0
         try:
             while start < len(self._data):
-                reply, start = _reply(self._data, start, self._exceptions.ResponseError)
+                reply, start = _reply(self._data, start, self._error)
                 future, _ = self._waiting.popleft()
-                if future.done():  # cancelled
-                    continue
+                if future.done():
+                    continue  # cancelled
                 if isinstance(reply, Exception):
                     future.set_exception(reply)
                 else:
@@ -107,15 +109,20 @@ class _Line(asyncio.Protocol):
         except _Incomplete:
             pass
         except (ValueError, IndexError):
-            self.close(self._exceptions.InvalidResponse("The server sends what nobody asked for"))
+            self.close(self._exceptions.InvalidResponse("The server sends what nobody has asked for"))
         self._data = self._data[start:]
+
+    def _error(self, text: str) -> Exception:
+        named = {"NOSCRIPT": self._exceptions.NoScriptError, "READONLY": self._exceptions.ReadOnlyError}
+        error: Exception = named.get(text.partition(" ")[0], self._exceptions.ResponseError)(text)
+        return error
 
     def connection_lost(self, error: Exception | None) -> None:
         """Part of asyncio.Protocol."""
         self.close(self._exceptions.ConnectionError("Connection closed by server"))
 
     def close(self, error: Exception) -> None:
-        """Hang up. Everybody who waits gets the error."""
+        """Hang up. Whoever waits gets the error."""
         if self.closed:
             return
         self.closed = True
@@ -133,6 +140,7 @@ class AsyncLink:
     """The way to one server in one event loop."""
 
     def __init__(self, connection_class: Any, settings: dict[str, Any], link: Link) -> None:
+        """``connection_class`` and its ``settings`` connect to where ``link`` does."""
         self._connection_class = connection_class
         self._settings = settings
         self.exceptions, self.errors = link.exceptions, link.errors
@@ -141,19 +149,18 @@ class AsyncLink:
         self._ending: AsyncGenerator[None] | None = None
 
     async def call(self, command: bytes) -> Any:
-        """The reply to a packed command, which is sent once. Raises what the library raises."""
+        """The reply to a packed command, which is sent once, whatever happens. Raises as :meth:`Link.call` does."""
         line = self._line
         if line is None or line.closed:
             line = await self._connect()
         try:
             return await line.ask(command)
-        except self.exceptions.ResponseError as error:
-            if str(error).startswith("READONLY"):  # no longer the primary: look for the one that is
-                line.close(error)
+        except self.exceptions.ReadOnlyError as error:
+            line.close(error)  # the primary when we connected: look for the one that is it now
             raise
 
     async def _connect(self) -> _Line:
-        """Whoever comes first connects, and the others wait for him; he goes on when he who asked is cancelled."""
+        # Who comes first connects and the others wait for that; it goes on when he is cancelled.
         if self._connecting is None:
             self._connecting = asyncio.get_running_loop().create_task(self._open())
             self._connecting.add_done_callback(self._connected)
@@ -171,32 +178,35 @@ class AsyncLink:
         connection = self._connection_class(**self._settings)
         try:
             await connection.connect()
-        except BaseException:
+        except BaseException as error:
             await connection.disconnect(nowait=True)
-            raise
+            if isinstance(error, self.errors) or not isinstance(error, Exception):
+                raise
+            # A credential provider is the project's own code.
+            raise StoreError(f"cannot connect: {type(error).__name__}", outage=True) from error
         return _Line(connection, self._settings["socket_timeout"], self.exceptions)
 
     async def _close_with_the_loop(self) -> AsyncGenerator[None]:
-        """A loop tells nobody that it ends, except asynchronous generators that have begun and not finished."""
+        # A loop that ends tells nobody, except asynchronous generators that have begun and not come to their end.
         try:
             yield
         finally:
             if self._line is not None:
                 self._line.close(self.exceptions.ConnectionError("The event loop ends"))
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # the transport closes its socket a step later
 
 
 class Loops:
     """A link for each event loop that lives long enough to be worth one.
 
-    A loop may be made for a single request: an async view under WSGI, ``async_to_sync``. It must not open a connection.
-    So a loop has to come back some times, or for some time, before it is given one.
+    A loop may have been made for a single request: an async view under WSGI, ``async_to_sync``. No request shall open
+    a connection. So a loop gets a link when it has come back some times, or for some time.
     """
 
     uses = 20
-    """Times that a loop is sent to the connections of the process's threads before it gets its own ..."""
+    """Times that a loop does without a link ..."""
     seconds = 1.0
-    """... unless the first of these was so long ago."""
+    """... unless the first was so long ago."""
 
     def __init__(self, link: Link | None) -> None:
         """Without a link, loops are counted and none is given one."""
@@ -206,7 +216,7 @@ class Loops:
         self._lock = Lock()
 
     def link(self) -> AsyncLink | None:
-        """The link of the running loop; None for one that is new here, or when the library has none for this server."""
+        """The link of the running loop; None for one that is new here, or when there is none for such a server."""
         loop = asyncio.get_running_loop()
         link, asked, since = self._known.get(loop) or (None, 0, loop.time())
         if link is None:
@@ -227,14 +237,13 @@ class Loops:
 
 
 def _maker(link: Link) -> Callable[[], AsyncLink] | None:
-    """A function that makes a link to the same server for an event loop, None when the library cannot."""
+    """A function that makes a link to the same server for an event loop, None when the library has none."""
     name = library(link.connection_class)
     settings = {key: value for key, value in link.settings.items() if key not in ("parser_class", "command_packer")}
     if link.connection_class.__module__ != f"{name}.connection" or "redis_connect_func" in settings:
-        return None  # Sentinel's, or somebody's own
-    connections = import_module(f"{name}.asyncio.connection")
+        return None  # Sentinel's connection, or somebody's own
     with suppress(AttributeError, TypeError):
-        connection_class = getattr(connections, link.connection_class.__name__)
+        connection_class = getattr(import_module(f"{name}.asyncio.connection"), link.connection_class.__name__)
         connection_class(**settings)
         return lambda: AsyncLink(connection_class, settings, link)
     return None

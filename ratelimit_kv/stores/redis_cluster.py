@@ -17,7 +17,7 @@ from ..decisions import Reason
 from .base import StoreError, give_back
 from .redis_link import Link, bounded, pack
 
-__all__ = ["Cluster", "Slot", "hit_across", "slot_of"]
+__all__ = ["Cluster", "Slot", "hit_across", "is_redirection", "slot_of"]
 
 SLOTS = 16384
 REDIRECTIONS = 5
@@ -127,16 +127,19 @@ class Slot:
 
 
 def _redirection(error: Exception) -> tuple[str, str, int] | None:
-    """("MOVED" or "ASK", host, port), if the reply is one of these."""
+    """("MOVED" or "ASK", host, port), if that is what the reply says."""
     # Some parsers of the library make a class of the code and cut it off, others leave it in the text.
-    word = {"MovedError": "MOVED", "AskError": "ASK"}.get(type(error).__name__)
     words = str(error).split()
-    if word is None:
-        if len(words) != 3 or words[0] not in ("MOVED", "ASK"):
-            return None
-        word = words[0]
+    word = {"MovedError": "MOVED", "AskError": "ASK"}.get(type(error).__name__, words[0] if words else "")
+    if word not in ("MOVED", "ASK"):
+        return None
     host, _, port = words[-1].rpartition(":")
     return word, host, int(port)
+
+
+def is_redirection(error: Exception) -> bool:
+    """Whether the reply says that another server has the key, or will have it."""
+    return _redirection(error) is not None
 
 
 def hit_across(

@@ -1,9 +1,10 @@
 """Connections of our own to Redis or Valkey: one command, one reply, and no command twice.
 
-The client of the cache is asked for its settings and left alone otherwise. It sends a command again when the answer is
-late, so that one hit may count twice; it waits without end where the alias sets no timeout; django-redis shares its pool
-among all aliases of one URL. And its way from a command to a socket takes longer than the way from there to the server
-and back. So connections are made from the alias's settings, held here, and handed packed commands.
+The client of the cache is asked for its settings and left alone otherwise. It sends a command again when the
+answer is late, so that one hit may count twice; it waits without end where the alias sets no timeout; django-redis
+shares its pool among all aliases of one URL. And its way from a command to the socket takes longer than the way
+from there to the server and back. So connections are made from the alias's settings, kept here, and handed
+commands that are packed already.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TIMEOUT = 0.25
 
 
 def library(connection_class: type) -> str:
-    """Whose connection it is: "redis" or "valkey". They differ in names alone."""
+    """Whose connection it is: "redis" or "valkey". These two differ in names alone. Raises TypeError for others."""
     for ancestor in connection_class.__mro__:
         root = ancestor.__module__.partition(".")[0]
         if root in ("redis", "valkey"):
@@ -39,14 +40,11 @@ def library(connection_class: type) -> str:
 def bounded(settings: dict[str, Any]) -> dict[str, Any]:
     """These connection settings with an end to every wait and without second attempts.
 
-    A timeout that the alias sets stays as it is. What a pool of the library hands to its own connections besides is
-    left out: its observers, and the notices of maintenance, which would come in between two replies.
+    A timeout that the alias sets stays as it is. Left out is what a pool hands to its own connections besides: its
+    observers, and the notices of maintenance, which would come in between two replies.
     """
-    kept = {
-        name: value
-        for name, value in settings.items()
-        if not name.startswith(("maint", "orig_", "oss_")) and name not in ("event_dispatcher", "himport_registry")
-    }
+    of_the_pool = ("maint", "orig_", "oss_", "event_dispatcher", "himport_registry")
+    kept = {name: value for name, value in settings.items() if not name.startswith(of_the_pool)}
     timeout = kept.get("socket_timeout") or TIMEOUT
     return kept | {
         "socket_timeout": timeout,
@@ -59,13 +57,16 @@ def bounded(settings: dict[str, Any]) -> dict[str, Any]:
 
 def pack(*arguments: bytes) -> bytes:
     """A command as it goes over the wire."""
-    return b"*%d\r\n" % len(arguments) + b"".join([b"$%d\r\n%b\r\n" % (len(each), each) for each in arguments])
+    return b"*%d\r\n%b" % (
+        len(arguments),
+        b"".join([b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments]),
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------- failures
+# -------------------------------------------------------------------------------------------------------- failures
 
 _OF_ONE_COMMAND = frozenset({"ERR", "WRONGTYPE", "CROSSSLOT"})
-"""Codes of replies that blame a command. All others blame the server: READONLY, OOM, MISCONF, NOPERM, CLUSTERDOWN ..."""
+"""Codes that blame the command. All others blame the server: READONLY, OOM, MISCONF, NOPERM, CLUSTERDOWN ..."""
 
 
 def failure(error: Exception) -> StoreError:
@@ -74,7 +75,7 @@ def failure(error: Exception) -> StoreError:
     kind, text = type(error).__name__, str(error).partition(", with args")[0]
     if "ResponseError" not in ancestry or "ConnectionError" in ancestry:
         outage = True
-    elif kind == "ResponseError":  # the library has cut off the code ERR, and leaves those that it does not know
+    elif kind == "ResponseError":  # the library cuts off the code ERR, and leaves those that it does not know
         code = text.partition(" ")[0]
         outage = (code.isupper() and code not in _OF_ONE_COMMAND) or "unknown command" in text
     else:
@@ -82,7 +83,7 @@ def failure(error: Exception) -> StoreError:
     return StoreError(f"{kind}: {text[:200]}", outage=outage)
 
 
-# ----------------------------------------------------------------------------------------------------------- connections
+# ----------------------------------------------------------------------------------------------------- connections
 
 
 def _always() -> bool:
@@ -92,7 +93,7 @@ def _always() -> bool:
 def _readable(sock: Any) -> Callable[[], Any]:
     """A function that says whether something can be read from the socket now, be it that it is closed.
 
-    A kept poll object costs a microsecond a call; the library's own ``can_read`` makes a new one each time.
+    It keeps its poll object; to make one for each command, as the library does, would cost three times as much.
     """
     if hasattr(select, "poll"):
         poll = select.poll()
@@ -122,16 +123,13 @@ class _Line:
 
 
 class Link:
-    """Connections to one server, for all threads of this process; a forked child starts without any.
-
-    Made from the settings of a client's pool: address, credentials, TLS, timeouts, protocol, parser, greatest number.
-    """
+    """Connections to one server, for all threads of this process; a forked child starts without any."""
 
     def __init__(self, connection_class: type, settings: dict[str, Any], *, most: int, patience: float = 0) -> None:
-        """``most``: connections at one time; ``patience``: seconds to wait for one that is in use."""
+        """``most``: connections at one time; ``patience``: seconds to wait for one when all are in use."""
         self.connection_class = connection_class
         self.settings = settings
-        self.most = most
+        self._most = most
         self._patience = patience
         name = library(connection_class)
         self.exceptions: Any = import_module(f"{name}.exceptions")
@@ -143,7 +141,7 @@ class Link:
         _links.add(self)
 
     def start(self) -> None:
-        """Begin without connections. The old ones are closed when nobody holds them."""
+        """Begin without connections. Those of before are closed when nobody holds them any more."""
         self._idle: SimpleQueue[_Line] = SimpleQueue()
         self._lock = Lock()
         self._made = 0
@@ -154,51 +152,60 @@ class Link:
         except Empty:
             pass
         with self._lock:
-            if self._made < self.most:
+            if self._made < self._most:
                 line = _Line(self.connection_class(**self.settings))
                 self._made += 1
                 return line
         try:
             return self._idle.get(self._patience > 0, self._patience)
         except Empty:
-            raise StoreError(f"all {self.most} connections are in use", outage=True) from None
+            raise StoreError(f"all {self._most} connections are in use", outage=True) from None
+
+    def _ready(self, line: _Line) -> Any:
+        """The line's connection, made anew if the server has closed it meanwhile, which is noticed before sending."""
+        if line.stale():
+            try:
+                line.connect()
+            except self.errors:
+                raise
+            except Exception as error:
+                # A credential provider is the project's own code.
+                raise StoreError(f"cannot connect: {type(error).__name__}", outage=True) from error
+        return line.connection
 
     def call(self, command: bytes) -> Any:
-        """The reply to a packed command. Raises what the library raises, and StoreError when no connection is free.
+        """The reply to a packed command, which is sent once, whatever happens.
 
-        A server that has closed the connection meanwhile is noticed before the command is sent. Once it is sent, it is
-        never sent again.
+        Raises what the library raises, and StoreError when no connection is to be had.
         """
         line = self._take()
         try:
-            if line.stale():
-                line.connect()
-            line.connection.send_packed_command([command])
-            return line.connection.read_response(disable_decoding=True)
+            connection = self._ready(line)
+            connection.send_packed_command([command])
+            return connection.read_response(disable_decoding=True)
         except self.exceptions.ReadOnlyError:
-            # This server was the primary when we connected. Look for the one that is it now, with every connection.
-            self._hang_up()
+            # This server was the primary when we connected. Let every connection look for the one that is it now.
             line.close()
+            self._hang_up()
             raise
         except self.exceptions.ResponseError:
-            raise  # a reply like others: the connection is ready for the next command
-        except BaseException:  # a reply may be left unread, and would be taken for that to the next command
+            raise  # a reply like any other: the connection is ready for the next command
+        except BaseException:  # the reply may be unread, and would be taken for that to the next command
             line.close()
             raise
         finally:
             self._idle.put(line)
 
     def call_many(self, commands: Sequence[bytes]) -> list[Any]:
-        """The replies to packed commands sent at once; the errors of single ones stand among them."""
+        """The replies to packed commands that are sent together; an error reply is an exception in its place."""
         line = self._take()
         replies: list[Any] = []
         try:
-            if line.stale():
-                line.connect()
-            line.connection.send_packed_command(commands)
+            connection = self._ready(line)
+            connection.send_packed_command(commands)
             for _ in commands:
                 try:
-                    replies.append(line.connection.read_response(disable_decoding=True))
+                    replies.append(connection.read_response(disable_decoding=True))
                 except self.exceptions.ResponseError as error:
                     replies.append(error)
         except BaseException:
@@ -209,12 +216,11 @@ class Link:
         return replies
 
     def _hang_up(self) -> None:
+        """Close every connection that is not in use; each is made anew when it is needed."""
         idle = []
-        while True:
-            try:
+        with suppress(Empty):
+            while True:
                 idle.append(self._idle.get_nowait())
-            except Empty:
-                break
         for line in idle:
             line.close()
             self._idle.put(line)
@@ -238,15 +244,16 @@ def link_to(pool: Any) -> Link:
     settings = bounded(pool.connection_kwargs)
     if hasattr(pool, "sentinel_manager"):
         settings["connection_pool"] = _Primary(pool)
-    # A BlockingConnectionPool waits for a connection that is in use. So do we, if not as long.
+    # A BlockingConnectionPool waits for a connection when all are in use. So do we, if not as long.
     patience = min(getattr(pool, "timeout", None) or 0, settings["socket_timeout"])
     return Link(pool.connection_class, settings, most=pool.max_connections, patience=patience)
 
 
 class _Primary:
-    """What the library's connections under Sentinel ask, whenever they connect, for the address of the primary.
+    """Whom the library's connections under Sentinel ask for the address of the primary, whenever they connect.
 
-    In place of the pool that they know, whose way to ask has no timeout and starts over ten times.
+    It stands in for the pool that they know, which asks without timeout and up to ten times over, and which
+    django-valkey sets up for replicas.
     """
 
     is_master = True
@@ -257,11 +264,11 @@ class _Primary:
         self._sentinels = [link_to(sentinel.connection_pool) for sentinel in pool.sentinel_manager.sentinels]
 
     def get_master_address(self) -> tuple[str, int]:
+        """Host and port. Raises the library's ConnectionError."""
         question = pack(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self.service_name.encode())
         for link in self._sentinels:
             with suppress(StoreError, *link.errors):
-                answer = link.call(question)
-                if answer:
+                if answer := link.call(question):
                     host, port = answer
                     return host.decode(), int(port)
-        raise self._sentinels[0].exceptions.ConnectionError("no Sentinel answers with a primary")
+        raise self._sentinels[0].exceptions.ConnectionError("no Sentinel knows a primary")
