@@ -77,7 +77,7 @@ def _times(times: dict[str, Any]) -> str:
             "",
             f"### {backend}",
             "",
-            _table(["limiter", *(HEADINGS[s] for s in used)], rows),
+            table(["limiter", *(HEADINGS[s] for s in used)], rows),
             *_list(notes),
         ]
     parts += [
@@ -97,7 +97,7 @@ def _work(work: dict[str, Any]) -> str:
     for backend, table in work.items():
         used = [s for s in HEADINGS if any(isinstance(row.get(s), list | tuple) for row in table.values())]
         rows = [[name, *(_counts(row.get(s)) for s in used)] for name, row in table.items()]
-        parts += ["", f"### {backend}", "", _table(["limiter", *(HEADINGS[s] for s in used)], rows)]
+        parts += ["", f"### {backend}", "", table(["limiter", *(HEADINGS[s] for s in used)], rows)]
     return "\n".join(parts)
 
 
@@ -135,7 +135,7 @@ def _wire(wire: dict[str, Any]) -> str:
         for name, row in table.items():
             cells = [row["error"]] if "error" in row else [_trips(*row[s]) for s in STEPS]
             rows.append([name, *cells])
-        parts += ["", f"### {backend}", "", _table(["limiter", *STEPS], rows)]
+        parts += ["", f"### {backend}", "", table(["limiter", *STEPS], rows)]
     return "\n".join(parts)
 
 
@@ -155,7 +155,7 @@ def _exactness(exactness: dict[str, Any]) -> str:
             "",
             "8 processes × 50 requests of one caller at once. Exact is 100.",
             "",
-            _table(["limiter", *backends], rows),
+            table(["limiter", *backends], rows),
         ]
     )
 
@@ -178,7 +178,7 @@ def _leases(rows: list[dict[str, Any]]) -> str:
             "",
             "8 processes, one counter of 1000 for everyone, on django-redis.",
             "",
-            _table(
+            table(
                 ["lease", "requests", "admitted", "store calls a request"],
                 [
                     ["20" if row["lease"] else "none", f"{row['load']} × the limit", f"✗ {row['error']}", ""]
@@ -206,7 +206,7 @@ def _outages(outages: dict[str, Any]) -> str:
         tables = outages[kind]
         names = list(dict.fromkeys(name for table in tables.values() for name in table))
         rows = [[name, *(_survived(table.get(name)) for table in tables.values())] for name in names]
-        parts += ["", _table([f"{kind} Redis", *tables], rows)]
+        parts += ["", table([f"{kind} Redis", *tables], rows)]
     if outages["stall"]:
         rows = [
             [name, stall]
@@ -215,7 +215,7 @@ def _outages(outages: dict[str, Any]) -> str:
             for name, stall in outages["stall"].items()
         ]
         heading = "longest stall of the event loop, Redis silent for 300 ms, 5 requests under way"
-        parts += ["", _table(["async", heading], rows)]
+        parts += ["", table(["async", heading], rows)]
     return "\n".join(parts)
 
 
@@ -238,7 +238,7 @@ def _memory(memory: dict[str, Any]) -> str:
         [name, f"✗ {row['error']}", ""] if "error" in row else [name, row["bytes"], f"{row['keys']:,}"]
         for name, row in memory.items()
     ]
-    return "\n".join(["## Redis memory of one identity", "", _table(["limiter", "bytes", "keys in all"], rows)])
+    return "\n".join(["## Redis memory of one identity", "", table(["limiter", "bytes", "keys in all"], rows)])
 
 
 def _growth(growth: dict[str, Any]) -> str:
@@ -253,7 +253,7 @@ def _growth(growth: dict[str, Any]) -> str:
             "",
             "One allowed request of ours, in units of one EVALSHA in the same round.",
             "",
-            _table(["backend", *(f"{p:,}" for p in populations)], rows),
+            table(["backend", *(f"{p:,}" for p in populations)], rows),
         ]
     )
 
@@ -268,7 +268,7 @@ def _server(server: dict[str, Any]) -> str:
             "",
             "8 processes send at once, on django-redis: how soon one core of Redis is full.",
             "",
-            _table(["limiter", "one limit", "3 limits"], rows),
+            table(["limiter", "one limit", "3 limits"], rows),
         ]
     )
 
@@ -286,7 +286,7 @@ SECTIONS = {
 }
 
 
-def _table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
+def table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
     """A Markdown table with its columns in line."""
     cells = [[str(cell).replace("|", "\\|") for cell in row] for row in (head, *rows)]
     widths = [max(len(row[i]) for row in cells if i < len(row)) for i in range(len(head))]
