@@ -15,7 +15,7 @@ from .conf import Config, get_config
 from .decisions import Decision, tightest
 from .exceptions import RateLimited
 from .limiter import RequestLimits, check_flow, limits_of, logger, reset_flow, runtime, settle_flow, ticks
-from .marks import Mark, is_exempt
+from .marks import Mark, is_exempt, shows
 from .scopes import Scope
 from .steps import Steps, run
 
@@ -26,9 +26,12 @@ STOCK_OPTIONS = ("django.views.generic.base", "rest_framework.views")
 
 
 def scopes_of_mark(config: Config, mark: Mark, request: HttpRequest, view: Any) -> Sequence[Scope]:
-    """The scopes of a mark for a request. Inline ones are named after the view that Django resolved."""
+    """The scopes of a mark for a request. Inline ones are named after the view that Django resolved.
+
+    Where that view does not show the mark (Ninja has one for all operations), after the one that the mark stands on.
+    """
     match = request.resolver_match
-    return config.of_mark(mark, match.func if match is not None else view)
+    return config.of_mark(mark, match.func if match is not None and shows(match.func, mark) else view)
 
 
 def applicable(config: Config, scopes: Iterable[Scope], request: HttpRequest, view: Any) -> Sequence[Scope]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ __all__ = [
     "hoistable",
     "is_exempt",
     "marks_of",
+    "shows",
+    "view_class_of",
     "view_name",
     "views",
 ]
@@ -76,20 +79,37 @@ class Mark:
 
 
 def view_name(view: Any) -> str:
-    """Module and qualified name of a view: of its class when it has one (``view_class``, ``cls``), else of the function."""
-    view = getattr(view, "view_class", None) or getattr(view, "cls", None) or view
-    while hasattr(view, "func") and not hasattr(view, "__qualname__"):  # functools.partial
-        view = view.func
-    named = view if hasattr(view, "__qualname__") else type(view)
-    return f"{named.__module__}.{named.__qualname__}".replace("<locals>.", "").replace("<lambda>", "lambda")
+    """Module and qualified name of a view: of its class when it has one (``view_class``, ``cls``), else of the function.
+
+    What is wrapped around it does not change it.
+    """
+    while not (named := view_class_of(view)):
+        inside = getattr(view, "__wrapped__", None) or (view.func if isinstance(view, functools.partial) else None)
+        if inside is None:
+            named = view if hasattr(view, "__qualname__") else type(view)
+            break
+        view = inside
+    # The classes that @api_view makes have the function's name, but not as their qualified one.
+    place, dot, _ = named.__qualname__.rpartition(".")
+    return f"{named.__module__}.{place}{dot}{named.__name__}".replace("<locals>.", "").replace("<lambda>", "lambda")
+
+
+def view_class_of(view: Any) -> Any:
+    """The class that a view was made of by ``as_view()``, None when it is a function or an object."""
+    return getattr(view, "view_class", None) or getattr(view, "cls", None)
 
 
 def marks_of(view: Any) -> tuple[Mark, ...]:
     """All marks on a view that can be found from outside, outermost first, then those on the handlers of its class."""
-    view_class = getattr(view, "view_class", None) or getattr(view, "cls", None)
+    view_class = view_class_of(view)
     names = {*getattr(view_class, "http_method_names", ()), *(getattr(view, "actions", None) or {}).values()}
     handlers = (getattr(view_class, name, None) for name in sorted(names))
     return tuple(dict.fromkeys(mark for place in (view, *handlers) for mark in getattr(place, MARKS, ())))
+
+
+def shows(view: Any, mark: Mark) -> bool:
+    """Whether a mark on a view can be found from outside."""
+    return mark in getattr(view, MARKS, ()) or mark in marks_of(view)
 
 
 def is_exempt(view: Any) -> bool:
