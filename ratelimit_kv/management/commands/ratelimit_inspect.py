@@ -151,7 +151,7 @@ class Command(BaseCommand):
             ("SCOPE", "IDENTITY", "USED", "PER", "%", "RESETS IN", "STATE"),
             cells,
             right={2, 4, 5},
-            elastic=(1, 0),
+            elastic=(0, 1),
             paint=[self._colour(row) for row in rows],
             heading=self.style.MIGRATE_HEADING,
         )
@@ -343,13 +343,11 @@ def _aligned(
     paint: Sequence[Callable[[str], str]],
     heading: Callable[[str], str],
 ) -> Iterator[str]:
-    """Columns, no wider together than the terminal. ``elastic`` columns give way, the first of them most."""
+    """Columns, no wider together than the terminal. ``elastic`` columns give way, the widest first."""
     widths = [max(len(row[column]) for row in (titles, *rows)) for column in range(len(titles))]
-    excess = sum(widths) + 2 * (len(widths) - 1) - _width()
-    for column, floor in zip(elastic, (24, 12), strict=True):
-        cut = min(max(excess, 0), max(widths[column] - floor, 0))
-        widths[column] -= cut
-        excess -= cut
+    for _ in range(sum(widths) + 2 * (len(widths) - 1) - _width()):
+        widest = max(elastic, key=widths.__getitem__)
+        widths[widest] = max(widths[widest] - 1, len(titles[widest]))
 
     def line(row: Sequence[str]) -> str:
         return "  ".join(
