@@ -180,11 +180,11 @@ def test_long_names_are_shortened_in_the_table_alone(rows: Any, settings: Any, m
     assert len(line) <= columns
     assert len(title) <= columns
     assert "999999/1000000" in line
-    shown_name, shown_who, *_ = line.split()
-    assert shown_name.startswith("shop.vi")
-    assert shown_name.endswith(".3f2a1b")
-    assert shown_who.startswith("user:eee")
-    assert shown_who.endswith("example")
+    for shown, full in zip(line.split(), (name, who), strict=False):
+        start, dots, end = shown.partition("...")
+        assert dots
+        assert full.startswith(start)
+        assert full.endswith(end)
     assert inspect("--format", "json").json[0]["identity"] == who
     assert who in inspect("--format", "csv").out
 
