@@ -39,7 +39,17 @@ from .scopes import (
     quote,
 )
 
-__all__ = ["SETTING", "Config", "Remember", "as_given", "get_config", "load"]
+__all__ = [
+    "MIDDLEWARE",
+    "SETTING",
+    "Config",
+    "Project",
+    "Remember",
+    "as_given",
+    "get_config",
+    "load",
+    "read_project",
+]
 
 logger = logging.getLogger("ratelimit_kv")
 
@@ -497,6 +507,32 @@ def _from_environment(
         changed[name], found = parse_family(name, {**options, "RATE": text}, defaults, variable)
         problems.extend(found)
     return changed, off
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """What the system checks ask about the project around us, from Django's own settings."""
+
+    debug: bool
+    middleware: tuple[str, ...]
+    """Dotted paths."""
+    caches: Mapping[str, Mapping[str, Any]]
+    session_cache: str | None
+    """The alias that sessions live in, None when they live elsewhere."""
+    page_cache: str
+    """The alias that the cache middleware keeps pages in, if it is there."""
+
+
+def read_project() -> Project:
+    """Django's settings as they are now."""
+    in_cache = settings.SESSION_ENGINE.rpartition(".")[2] in ("cache", "cached_db")
+    return Project(
+        debug=settings.DEBUG,
+        middleware=tuple(settings.MIDDLEWARE),
+        caches=settings.CACHES,
+        session_cache=settings.SESSION_CACHE_ALIAS if in_cache else None,
+        page_cache=settings.CACHE_MIDDLEWARE_ALIAS,
+    )
 
 
 _config: Config | None = None
