@@ -161,9 +161,7 @@ def _enter(view: Any, marks: tuple[Mark, ...], request: HttpRequest) -> tuple[Re
 def _around(view: Callable[..., Any], marks: tuple[Mark, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     request = _request_of(args, kwargs)
     limits, scopes = _enter(view, marks, request)
-    if not scopes:
-        return view(*args, **kwargs)
-    refusal = run(door.begin(request, scopes))
+    refusal = run(door.begin(request, scopes)) if scopes else None
     if limits.door:  # an outer door finishes
         return view(*args, **kwargs) if refusal is None else refusal
     limits.door = "decorator"
@@ -184,9 +182,7 @@ async def _around_async(
 ) -> Any:
     request = _request_of(args, kwargs)
     limits, scopes = _enter(view, marks, request)
-    if not scopes:
-        return await view(*args, **kwargs)
-    refusal = await arun(door.begin(request, scopes))
+    refusal = await arun(door.begin(request, scopes)) if scopes else None
     if limits.door:  # an outer door finishes
         return await view(*args, **kwargs) if refusal is None else refusal
     limits.door = "decorator"
