@@ -98,10 +98,12 @@ class RateLimitMiddleware:
         scopes = config.scopes_for(
             request.path_info, match.view_name if match is not None else "", request.method or ""
         )
-        if marks:
-            limits.counted_here.update(marks)
-            scopes = (*marked, *(scope for scope in scopes if scope.name not in {one.name for one in marked}))
-        return door.applicable(config, scopes, request, view) if scopes else ()
+        if not marks:
+            return door.applicable(config, scopes, request, view) if scopes else ()
+        limits.counted_here.update(marks)
+        # The view's word on a scope goes before that of settings, for the methods that it speaks of.
+        applying = door.applicable(config, (*marked, *scopes), request, view)
+        return tuple({scope.name: scope for scope in reversed(applying)}.values())[::-1]
 
     def _plan(self, config: Config, view: Any) -> tuple[bool, tuple[tuple[Mark, ...], tuple[Scope, ...]]]:
         """Whether the view is exempt, and its marks that may be decided here with their scopes: found out once a view."""
