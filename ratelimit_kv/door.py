@@ -15,7 +15,7 @@ from .conf import Config, get_config
 from .decisions import Decision, tightest
 from .exceptions import RateLimited
 from .limiter import RequestLimits, check_flow, limits_of, logger, reset_flow, runtime, settle_flow, ticks
-from .marks import Mark, is_exempt, shows
+from .marks import Mark, exempt_methods, is_exempt, shows
 from .scopes import Scope
 from .steps import Steps, run
 
@@ -154,7 +154,7 @@ def _release_when_closed(limits: RequestLimits, name: str, response: Any) -> Non
 
 def exempt(request: HttpRequest, view: Any) -> bool:
     """Whether the view is marked exempt; noted on the request, so that nobody counts it."""
-    if not is_exempt(view):
+    if not is_exempt(view) and request.method not in exempt_methods(view):
         return False
     limits_of(request).exempt = True
     return True

@@ -19,6 +19,7 @@ __all__ = [
     "MARKS",
     "Here",
     "Mark",
+    "exempt_methods",
     "here",
     "hoistable",
     "is_exempt",
@@ -114,7 +115,19 @@ def shows(view: Any, mark: Mark) -> bool:
 
 def is_exempt(view: Any) -> bool:
     """Whether the view, or the class it was made of, is marked exempt."""
-    return bool(getattr(view, EXEMPT, False) or getattr(getattr(view, "view_class", None), EXEMPT, False))
+    return bool(getattr(view, EXEMPT, False) or getattr(view_class_of(view), EXEMPT, False))
+
+
+def exempt_methods(view: Any) -> frozenset[str]:
+    """The methods whose handlers in the view's class are marked exempt."""
+    view_class = view_class_of(view)
+    actions = getattr(view, "actions", None)  # of a ViewSet: method -> name of its handler
+    names = dict(actions or {name: name for name in getattr(view_class, "http_method_names", ())})
+    if not hasattr(view_class, "head"):
+        names["head"] = names.get("get", "get")
+    return frozenset(
+        method.upper() for method, name in names.items() if getattr(getattr(view_class, name, None), EXEMPT, False)
+    )
 
 
 class Here(NamedTuple):

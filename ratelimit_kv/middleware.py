@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest
@@ -13,11 +13,22 @@ from . import door
 from .conf import Config, get_config
 from .exceptions import RateLimited
 from .limiter import RequestLimits, inner, limits_of
-from .marks import Mark, hoistable, is_exempt
+from .marks import Mark, exempt_methods, hoistable, is_exempt
 from .scopes import Scope
 from .steps import Steps, arun, run
 
 __all__ = ["RateLimitMiddleware"]
+
+
+class _ViewPlan(NamedTuple):
+    """What a view says of its limits."""
+
+    is_exempt: bool
+    exempt_methods: frozenset[str]
+    marks: tuple[Mark, ...]
+    """Those that may be decided before the view."""
+    scopes: tuple[Scope, ...]
+    """What the marks mean, each once."""
 
 
 class RateLimitMiddleware:
@@ -34,10 +45,7 @@ class RateLimitMiddleware:
             markcoroutinefunction(self)
             # Django asks the bound method whether it is a coroutine function: no thread hop when nothing applies.
             self.process_view = self._process_view_async  # type: ignore[method-assign]
-        self._plans: tuple[Config | None, dict[Any, tuple[bool, tuple[tuple[Mark, ...], tuple[Scope, ...]]]]] = (
-            None,
-            {},
-        )
+        self._plans: tuple[Config | None, dict[Any, _ViewPlan]] = (None, {})
 
     def __call__(self, request: HttpRequest) -> Any:
         if self.is_async:
@@ -90,8 +98,8 @@ class RateLimitMiddleware:
         config = get_config()
         if not config.enabled:
             return ()
-        exempt, (marks, marked) = self._plan(config, view)
-        if exempt:
+        exempt, exempt_handlers, marks, marked = self._plan(config, view)
+        if exempt or (exempt_handlers and request.method in exempt_handlers):
             limits.exempt = True
             return ()
         match = request.resolver_match
@@ -105,8 +113,8 @@ class RateLimitMiddleware:
         applying = door.applicable(config, (*marked, *scopes), request, view)
         return tuple({scope.name: scope for scope in reversed(applying)}.values())[::-1]
 
-    def _plan(self, config: Config, view: Any) -> tuple[bool, tuple[tuple[Mark, ...], tuple[Scope, ...]]]:
-        """Whether the view is exempt, and its marks that may be decided here with their scopes: found out once a view."""
+    def _plan(self, config: Config, view: Any) -> _ViewPlan:
+        """Found out once a view."""
         known, plans = self._plans
         if known is not config:
             plans = {}
@@ -118,7 +126,7 @@ class RateLimitMiddleware:
             for mark in marks:
                 for scope in config.of_mark(mark, view):
                     scopes.setdefault(scope.name, scope)
-            plan = (is_exempt(view), (marks, tuple(scopes.values())))
+            plan = _ViewPlan(is_exempt(view), exempt_methods(view), marks, tuple(scopes.values()))
             if len(plans) < 10_000:  # a project that makes views as it goes shall not grow us
                 plans[view] = plan
         return plan
