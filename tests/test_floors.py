@@ -20,7 +20,7 @@ HOME = Path(__file__).resolve().parent.parent / PACKAGE
 ROOF = 7
 FLOORS = {
     **dict.fromkeys(["rates", "algorithms", "decisions", "exceptions", "steps"], 0),
-    **dict.fromkeys(["identity", "client_ip", "stores", "signals", "callables"], 1),
+    **dict.fromkeys(["identity", "client_ip", "stores", "signals", "callables", "models"], 1),
     **dict.fromkeys(["scopes", "marks", "guard"], 2),
     **dict.fromkeys(["conf"], 3),
     **dict.fromkeys(["limiter"], 4),
