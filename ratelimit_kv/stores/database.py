@@ -284,13 +284,22 @@ class _Session:
                 [key, value, expires, self._alive],
             )
             return bool(self.cursor.rowcount == 1)
-        try:
-            self.cursor.execute(insert, [key, value, expires])
-        except IntegrityError:
-            self.cursor.execute(
-                f"UPDATE {self._table} SET value = %s, expires = %s WHERE cache_key = %s AND expires < %s",
-                [value, expires, key, self._alive],
-            )
+        if self.is_alone:
+            try:
+                self.cursor.execute(insert, [key, value, expires])
+                return True
+            except IntegrityError:
+                pass
+        else:
+            # A row that is dead, only to have its lock: who finds a duplicate with a plain INSERT shares a lock
+            # on it with others who do, none of them can then write, and the deadlock ends the caller's
+            # transaction.
+            insert += " ON DUPLICATE KEY UPDATE cache_key = VALUES(cache_key)"
+            self.cursor.execute(insert, [key, "", self._adapt(0)])
+        self.cursor.execute(
+            f"UPDATE {self._table} SET value = %s, expires = %s WHERE cache_key = %s AND expires < %s",
+            [value, expires, key, self._alive],
+        )
         return bool(self.cursor.rowcount == 1)
 
     def delete(self, keys: list[str]) -> int:
