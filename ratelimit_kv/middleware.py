@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
@@ -15,7 +15,7 @@ from .exceptions import RateLimited
 from .limiter import RequestLimits, inner, limits_of
 from .marks import Mark, exempt_methods, hoistable, is_exempt
 from .scopes import Scope
-from .steps import Steps, arun, run
+from .steps import Step, Steps, arun, run
 
 __all__ = ["RateLimitMiddleware"]
 
@@ -144,4 +144,6 @@ class RateLimitMiddleware:
                 refusal = (yield from door.begin(request, scopes)) if scopes else None
                 if refusal is not None:
                     response = refusal
+                    if callable(render := getattr(refusal, "render", None)):  # Django renders what comes from views
+                        response = yield Step(render, sync_to_async(render))
         return (yield from door.finish(request, response))
