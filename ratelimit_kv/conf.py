@@ -60,6 +60,7 @@ READS = frozenset(
         "CACHES",
         "DEBUG",
         "LANGUAGES",
+        "LANGUAGE_CODE",
         "ROOT_URLCONF",
         "SECRET_KEY",
         "SESSION_COOKIE_NAME",
@@ -405,7 +406,7 @@ def load() -> tuple[Config, list[Problem]]:
         has_exempt_ips=bool(values["EXEMPT_IPS"]),
         debug=settings.DEBUG,
         has_middleware=MIDDLEWARE in settings.MIDDLEWARE,
-        languages=frozenset(code.lower() for code, _ in settings.LANGUAGES) if settings.USE_I18N else frozenset(),
+        languages=_languages(),
     )
     return config, problems
 
@@ -533,6 +534,13 @@ def read_project() -> Project:
         session_cache=settings.SESSION_CACHE_ALIAS if in_cache else None,
         page_cache=settings.CACHE_MIDDLEWARE_ALIAS,
     )
+
+
+def _languages() -> frozenset[str]:
+    """What i18n_patterns may put in front of a path."""
+    if not settings.USE_I18N:
+        return frozenset()
+    return frozenset(code.lower() for code in (settings.LANGUAGE_CODE, *(code for code, _ in settings.LANGUAGES)))
 
 
 _config: Config | None = None
