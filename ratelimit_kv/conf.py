@@ -139,11 +139,8 @@ class Config:
                         spellings = self._spellings(path)
                     if not where.matches(spellings):
                         continue
-            if url_name is not None and url_name in scope.exempt_url_names:
-                continue
-            if scope.exempt_paths and _listed(path, scope.exempt_paths):
-                continue
-            found.append(scope)
+            if not is_exempt(scope, path, url_name):
+                found.append(scope)
         return tuple(found)
 
     def _spellings(self, path: str) -> tuple[str, ...]:
@@ -267,9 +264,14 @@ def fold_path(path: str) -> str:
     return path.rstrip("/").casefold() or "/"
 
 
-def _listed(path: str, patterns: tuple[str, ...]) -> bool:
-    """EXEMPT_PATHS: as they stand, a trailing star apart. No folding: an exemption must not be wider than it looks."""
-    return any(path.startswith(one[:-1]) if one.endswith("*") else path == one for one in patterns)
+def is_exempt(scope: Scope, path: str, url_name: str | None) -> bool:
+    """Whether EXEMPT_PATHS or EXEMPT_URL_NAMES of a scope name a request.
+
+    Paths as they stand, a trailing star apart. No folding: an exemption must not be wider than it looks.
+    """
+    if url_name is not None and url_name in scope.exempt_url_names:
+        return True
+    return any(path.startswith(one[:-1]) if one.endswith("*") else path == one for one in scope.exempt_paths)
 
 
 # --------------------------------------------------------------------------------------------------------- reading

@@ -12,10 +12,11 @@ from . import http
 from .algorithms import CONCURRENT
 from .callables import CallableError
 from .conf import Config, get_config
+from .conf import is_exempt as is_exempt_from
 from .decisions import Decision, tightest
 from .exceptions import RateLimited
 from .limiter import RequestLimits, check_flow, limits_of, logger, reset_flow, runtime, settle_flow, ticks
-from .marks import Mark, exempt_methods, is_exempt, shows
+from .marks import Mark, exempt_methods, is_exempt, shows, view_class_of
 from .scopes import Scope
 from .steps import Steps, run
 
@@ -35,13 +36,19 @@ def scopes_of_mark(config: Config, mark: Mark, request: HttpRequest, view: Any) 
 
 
 def applicable(config: Config, scopes: Iterable[Scope], request: HttpRequest, view: Any) -> Sequence[Scope]:
-    """Those of the scopes that count this request's method."""
+    """Those of the scopes that count this request: its method, and no exemption of theirs."""
     method = request.method or ""
+    match = request.resolver_match
+    url_name = match.view_name if match is not None else None
+    scopes = [
+        scope
+        for scope in scopes
+        if not (scope.exempt_paths or scope.exempt_url_names) or not is_exempt_from(scope, request.path_info, url_name)
+    ]
     if method != "OPTIONS":
         return [scope for scope in scopes if scope.methods is None or method in scope.methods]
     # A preflight never spends the caller's budget. Where answering it costs what a request costs, it has its own.
-    view_class = getattr(view, "view_class", None) or getattr(view, "cls", None)
-    if getattr(getattr(view_class, "options", None), "__module__", "") in STOCK_OPTIONS:
+    if getattr(getattr(view_class_of(view), "options", None), "__module__", "") in STOCK_OPTIONS:
         return [scope for scope in scopes if scope.methods is not None and method in scope.methods]
     return [
         config.for_options(scope) if scope.methods is None else scope
