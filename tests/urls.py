@@ -1,3 +1,4 @@
+from django.conf.urls.i18n import i18n_patterns
 from django.urls import path
 
 from tests import views
@@ -31,6 +32,8 @@ urlpatterns = [
     path("door/drf-handler", views.OnAPIHandler.as_view()),
     path("door/drf-above", views.above_api_view),
     path("door/drf-below", views.below_api_view),
+    path("door/guarded", views.Guarded.as_view()),
     path("door/ninja/", views.ninja.urls),
     path("admin/", views.admin.urls),
+    *i18n_patterns(path("shop/", views.plain, name="shop")),
 ]

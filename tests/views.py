@@ -5,11 +5,14 @@ from typing import Any
 
 from asgiref.sync import markcoroutinefunction
 from django.contrib.admin import AdminSite
+from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils.decorators import method_decorator
 from django.views import View
 from ninja import NinjaAPI
+from rest_framework.authentication import BaseAuthentication
 from rest_framework.decorators import api_view
+from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
@@ -206,3 +209,27 @@ def operation(request: HttpRequest) -> dict[str, str]:
 @rate_limit("door")
 async def async_operation(request: HttpRequest) -> dict[str, str]:
     return {"word": "hello"}
+
+
+# -------------------------------------------------------------------------- views that authenticate by themselves
+
+
+class Token(BaseAuthentication):
+    """Whoever says his name is believed; nothing else is."""
+
+    def authenticate(self, request: Any) -> Any:
+        kind, _, name = request.headers.get("Authorization", "").partition(" ")
+        if kind != "Token":
+            raise AuthenticationFailed
+        return User(pk=len(name) + sum(map(ord, name)), username=name), {"sub": name}
+
+    def authenticate_header(self, request: Any) -> str:
+        return "Token"
+
+
+class Guarded(APIView):
+    authentication_classes = [Token]
+
+    @rate_limit("door")
+    def get(self, request: Any) -> Response:
+        return Response(request.user.username)
