@@ -139,8 +139,8 @@ class RateLimitMiddleware:
         if self._went_astray(limits, response):
             config = get_config()
             if config.enabled and config.site:
-                scopes = config.scopes_for(request.path_info, None, request.method or "")
-                scopes = door.applicable(config, scopes, request, None)
+                everywhere = config.scopes_for(request.path_info, None, request.method or "")
+                scopes = door.applicable(config, everywhere, request, None)
                 refusal = (yield from door.begin(request, scopes)) if scopes else None
                 if refusal is not None:
                     response = refusal
