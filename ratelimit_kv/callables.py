@@ -47,9 +47,9 @@ class Function:
 
     def step(self, *args: Any) -> Step:
         """The call, to be yielded by a flow. Raises CallableError there, whatever the function raises."""
-        return Step(functools.partial(self._run, args), functools.partial(self._arun, args))
+        return Step(self._run, self._arun, args)
 
-    def _run(self, args: tuple[Any, ...]) -> Any:
+    def _run(self, *args: Any) -> Any:
         try:
             if self.is_async:
                 return async_to_sync(self.call)(*args)
@@ -60,7 +60,7 @@ class Function:
         except Exception as error:  # whatever the project's function does, the scope's ON_ERROR decides
             raise CallableError(self, f"raised {type(error).__name__}") from error
 
-    async def _arun(self, args: tuple[Any, ...]) -> Any:
+    async def _arun(self, *args: Any) -> Any:
         try:
             if self.is_async:
                 return await self.call(*args)

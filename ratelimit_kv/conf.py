@@ -109,6 +109,11 @@ class Config:
         return tuple(scope for family in self.families.values() for scope in family)
 
     @cached_property
+    def has_exemptions(self) -> bool:
+        """Whether a request may be exempt by EXEMPT or EXEMPT_IPS."""
+        return self.has_exempt_ips or self.exempt is not None
+
+    @cached_property
     def site(self) -> tuple[Where, ...]:
         """The scopes that settings apply somewhere, with what tells where."""
         return tuple(Where(scope) for scope in self.scopes if scope.has_where and scope.mode != "off")

@@ -10,9 +10,8 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest
 
 from . import door
-from .conf import get_config
 from .exceptions import RateLimited
-from .limiter import RequestLimits, inner, limits_of
+from .limiter import RequestLimits, inner, limits_of, runtime
 from .marks import EXEMPT, HERE, MARKS, Here, Mark, here
 from .scopes import NAME, OPTIONS, Defaults, did_you_mean, parse_cost, parse_family
 from .steps import arun, run
@@ -103,14 +102,18 @@ def _on_callable(view: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
     standing = (mark, *here(view))  # limits stacked directly on each other are decided in one call
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        # ``dispatch`` of a class with async handlers is no coroutine function, and returns a coroutine all the same.
-        if _is_async_view(view, args):
-            return _around_async(view, standing, args, kwargs)
-        return _around(view, standing, args, kwargs)
+        request = args[0] if args else None
+        if not isinstance(request, HttpRequest) or is_partial:
+            # ``dispatch`` of a class with async handlers is no coroutine function, and returns a coroutine all the same.
+            if _is_async_view(view, args):
+                return async_wrapper(*args, **kwargs)
+            request = _request_of(args, kwargs)
+        return _around(view, standing, request, args, kwargs)
 
     async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-        return await _around_async(view, standing, args, kwargs)
+        return await _around_async(view, standing, _request_of(args, kwargs), args, kwargs)
 
+    is_partial = isinstance(view, functools.partial)  # method_decorator hands us a partial of a method
     if iscoroutinefunction(view) or iscoroutinefunction(getattr(view, "func", None)):
         wrapper = markcoroutinefunction(async_wrapper)
     functools.update_wrapper(wrapper, view)
@@ -122,7 +125,7 @@ def _on_callable(view: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
 def _is_async_view(view: Any, args: tuple[Any, ...]) -> bool:
     if args and getattr(args[0], "view_is_async", False) is True:
         return True
-    bound = getattr(getattr(view, "func", None), "__self__", None)  # method_decorator hands us a partial of a method
+    bound = getattr(getattr(view, "func", None), "__self__", None)
     return getattr(bound, "view_is_async", False) is True
 
 
@@ -140,26 +143,34 @@ def _request_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest:
 def _enter(view: Any, marks: tuple[Mark, ...], request: HttpRequest) -> tuple[RequestLimits, Any]:
     """The request's record, and the scopes to decide here: none when an outer door has decided these marks."""
     limits = limits_of(request)
-    if limits.exempt or limits.counted_here.issuperset(marks):
+    decided = limits.counted_here
+    if limits.exempt or (decided and decided.issuperset(marks)):
         return limits, ()
-    config = get_config()
-    if not config.enabled:
+    rt = runtime()
+    if not rt.config.enabled:
         return limits, ()
-    resolved = request.resolver_match.func if request.resolver_match is not None else view
-    if door.exempt(request, resolved) or door.exempt(request, view):
+    match = request.resolver_match
+    resolved = match.func if match is not None else view
+    plan = door.plan_of(rt, marks, resolved, view)
+    if plan.exempts(request.method):
+        limits.exempt = True
         return limits, ()
-    scopes = [
-        scope
-        for mark in marks
-        if mark not in limits.counted_here
-        for scope in door.scopes_of_mark(config, mark, request, view)
-    ]
-    limits.counted_here.update(marks)
-    return limits, door.applicable(config, scopes, request, resolved)
+    scopes: Any = plan.all_scopes
+    if decided:
+        scopes = [scope for mark, own in zip(marks, plan.scopes, strict=True) if mark not in decided for scope in own]
+    decided.update(marks)
+    if plan.any_method and request.method != "OPTIONS":
+        return limits, scopes
+    return limits, door.applicable(rt.config, scopes, request, resolved)
 
 
-def _around(view: Callable[..., Any], marks: tuple[Mark, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    request = _request_of(args, kwargs)
+def _around(
+    view: Callable[..., Any],
+    marks: tuple[Mark, ...],
+    request: HttpRequest,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
     limits, scopes = _enter(view, marks, request)
     refusal = run(door.begin(request, scopes)) if scopes else None
     if limits.door:  # an outer door finishes
@@ -178,9 +189,12 @@ def _around(view: Callable[..., Any], marks: tuple[Mark, ...], args: tuple[Any, 
 
 
 async def _around_async(
-    view: Callable[..., Any], marks: tuple[Mark, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    view: Callable[..., Any],
+    marks: tuple[Mark, ...],
+    request: HttpRequest,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
-    request = _request_of(args, kwargs)
     limits, scopes = _enter(view, marks, request)
     refusal = await arun(door.begin(request, scopes)) if scopes else None
     if limits.door:  # an outer door finishes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
@@ -15,24 +15,59 @@ from .conf import Config, get_config
 from .conf import is_exempt as is_exempt_from
 from .decisions import Decision, tightest
 from .exceptions import RateLimited
-from .limiter import RequestLimits, check_flow, limits_of, logger, reset_flow, runtime, settle_flow, ticks
+from .limiter import RequestLimits, Runtime, check_flow, limits_of, logger, reset_flow, runtime, settle_flow, ticks
 from .marks import Mark, exempt_methods, is_exempt, shows, view_class_of
 from .scopes import Scope
 from .steps import Steps, run
 
-__all__ = ["applicable", "begin", "fail", "finish", "refuse", "scopes_of_mark"]
+__all__ = ["ViewPlan", "applicable", "begin", "fail", "finish", "plan_of", "refuse"]
 
 STOCK_OPTIONS = ("django.views.generic.base", "rest_framework.views")
 """Modules whose ``options()`` only describes the view."""
+MOST_VIEWS = 10_000
+"""Views whose plans are kept: a project that makes views as it goes shall not grow us."""
 
 
-def scopes_of_mark(config: Config, mark: Mark, request: HttpRequest, view: Any) -> Sequence[Scope]:
-    """The scopes of a mark for a request. Inline ones are named after the view that Django resolved.
+class ViewPlan(NamedTuple):
+    """What marks on a view mean: found out once a view, in one Config."""
 
-    Where that view does not show the mark (Ninja has one for all operations), after the one that the mark stands on.
+    is_exempt: bool
+    exempt_methods: frozenset[str]
+    """Methods whose handlers in the view's class are exempt."""
+    marks: tuple[Mark, ...]
+    scopes: tuple[tuple[Scope, ...], ...]
+    """For each mark."""
+    all_scopes: tuple[Scope, ...]
+    """Of all marks, each once, the outermost first."""
+    any_method: bool
+    """Whether none of the scopes minds the method."""
+
+    def exempts(self, method: str | None) -> bool:
+        """Whether the view is exempt for a method."""
+        return self.is_exempt or (bool(self.exempt_methods) and method in self.exempt_methods)
+
+
+def plan_of(rt: Runtime, marks: tuple[Mark, ...], resolved: Any, view: Any) -> ViewPlan:
+    """The plan for marks, met on ``view``, of a request that Django resolved to ``resolved``.
+
+    Inline scopes are named after the resolved view; where that does not show the mark (Ninja has one view for all
+    operations), after the one that the mark stands on.
     """
-    match = request.resolver_match
-    return config.of_mark(mark, match.func if match is not None and shows(match.func, mark) else view)
+    plan: ViewPlan | None = rt.views.get((marks, resolved))
+    if plan is None:
+        scopes = tuple(tuple(rt.config.of_mark(mark, resolved if shows(resolved, mark) else view)) for mark in marks)
+        every = {scope.name: scope for one in reversed(scopes) for scope in reversed(one)}
+        plan = ViewPlan(
+            is_exempt(resolved) or is_exempt(view),
+            exempt_methods(resolved),
+            marks,
+            scopes,
+            tuple(every.values())[::-1],
+            all(scope.methods is None for scope in every.values()),
+        )
+        if len(rt.views) < MOST_VIEWS:
+            rt.views[marks, resolved] = plan
+    return plan
 
 
 def applicable(config: Config, scopes: Iterable[Scope], request: HttpRequest, view: Any) -> Sequence[Scope]:
@@ -60,6 +95,8 @@ def applicable(config: Config, scopes: Iterable[Scope], request: HttpRequest, vi
 def begin(request: HttpRequest, scopes: Sequence[Scope]) -> Steps[HttpResponseBase | None]:
     """Decide the scopes. The refusal if one denied, None when the view may go on."""
     limits = yield from check_flow(request, scopes)
+    if not limits.has_denied:
+        return None
     names = {scope.name for scope in scopes}
     denied = [decision for decision in limits.decisions if not decision.allowed and decision.scope in names]
     if not denied:
@@ -157,11 +194,3 @@ def _release_when_closed(limits: RequestLimits, name: str, response: Any) -> Non
             limits.by_name[name] = run(settle_flow(decision, 0))
 
     response._resource_closers.append(Release().close)
-
-
-def exempt(request: HttpRequest, view: Any) -> bool:
-    """Whether the view is marked exempt; noted on the request, so that nobody counts it."""
-    if not is_exempt(view) and request.method not in exempt_methods(view):
-        return False
-    limits_of(request).exempt = True
-    return True

@@ -217,10 +217,15 @@ class DeniedMemory:
     def __len__(self) -> int:
         return len(self._known)
 
-    def find(self, scope: str, identity: str, token: int, cost: int, now: int, ticks: float) -> Remembered | None:
-        """The denial that answers this hit, None when the store has to be asked."""
+    def find(
+        self, scope: str, identity: str, token: int, cost: int, costliest: int, now: int, ticks: float
+    ) -> Remembered | None:
+        """The denial that answers this hit, None when the store has to be asked.
+
+        It answers for the cost that was denied, and for costlier hits up to ``costliest``.
+        """
         known = self._known.get((scope, identity))
-        if known is None or cost < known.cost or known.token != token:
+        if known is None or known.token != token or not (cost == known.cost or known.cost < cost <= costliest):
             return None
         if now >= known.until or not known.since <= ticks < known.forget_at:
             return None

@@ -115,16 +115,16 @@ class Part:
     def step(self, request: HttpRequest, ids: Identities) -> Step:
         """Find out by waiting: for ``user``, ``session`` and functions. The result is text or None."""
         if self.kind == "user":
-            return Step(partial(self._user, request, ids), partial(self._auser, request, ids))
+            return Step(self._user, self._auser, (request, ids))
         if self.kind == "session":
-            return Step(partial(self._session, request, ids), partial(self._asession, request, ids))
+            return Step(self._session, self._asession, (request, ids))
         assert self.function is not None
         call = self.function.step(request)
 
         async def acall() -> str | None:
-            return self._written(await call.arun(), ids)
+            return self._written(await call.arun(*call.args), ids)
 
-        return Step(lambda: self._written(call.run(), ids), acall)
+        return Step(lambda: self._written(call.run(*call.args), ids), acall)
 
     def _written(self, value: Any, ids: Identities) -> str | None:
         if value is None or value == "":

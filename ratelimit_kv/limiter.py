@@ -15,7 +15,7 @@ from django.dispatch import Signal
 from django.http import HttpRequest
 
 from . import signals
-from .algorithms import BAN, CONCURRENT, EXISTING, FORCE, MAX_COUNT, MICROSECOND, Counter, Verdict
+from .algorithms import BAN, CONCURRENT, EXISTING, FIXED, FORCE, MAX_COUNT, MICROSECOND, Counter, Verdict
 from .callables import CallableError, Function
 from .conf import Config, get_config
 from .decisions import Decision, RateState, Reason, tightest
@@ -47,6 +47,9 @@ __all__ = [
 
 logger = logging.getLogger("ratelimit_kv")
 
+ASYNC = {"hit": "ahit", "peek": "apeek", "reset": "areset"}
+"""A store's methods and their twins."""
+
 ATTRIBUTE = "rate_limit"
 """Where a request keeps its RequestLimits."""
 
@@ -72,6 +75,8 @@ class Runtime:
         self.memory = DeniedMemory(config.remember.entries, config.remember.seconds) if config.remember else None
         self.log = DeniedLog()
         self.throttle = Throttle()
+        self.views: dict[Any, Any] = {}
+        """What the doors have found out about views."""
         self.leases = LeaseBook(config.processes)
         self._breakers: dict[str, Breaker] = {}
         self._local: dict[str, LocalCounters] = {}
@@ -137,7 +142,7 @@ def _ask_store(rt: Runtime, alias: str, method: str, *args: Any) -> Steps[Any]:
         if store.inline:
             result = getattr(store, method)(*args)
         else:
-            result = yield Step(partial(getattr(store, method), *args), partial(getattr(store, f"a{method}"), *args))
+            result = yield Step(getattr(store, method), getattr(store, ASYNC[method]), args)
     except StoreError as error:
         failure = error
     except AssertionError:  # a test that forbids queries: DatabaseOperationForbidden is one
@@ -172,7 +177,7 @@ def _recovered(rt: Runtime, alias: str) -> Steps[None]:
 
 
 def _send(signal: Signal, **words: Any) -> Steps[None]:
-    if signal.has_listeners(None):
+    if signal.receivers and signal.has_listeners(None):
         yield Step(partial(signal.send_robust, None, **words), partial(signal.asend_robust, None, **words))
 
 
@@ -198,7 +203,7 @@ def _say_store_error(rt: Runtime, scope: Scope, alias: str, cause: str) -> Steps
 class Ask:
     """One scope of one hit on its way to the store."""
 
-    __slots__ = ("cost", "counters", "identity", "is_local", "number", "plan", "scope", "take", "verdicts")
+    __slots__ = ("cost", "counters", "identity", "is_local", "ledger", "number", "plan", "scope", "take", "verdicts")
 
     def __init__(self, scope: Scope, plan: Plan, identity: str, cost: int, number: int) -> None:
         self.scope = scope
@@ -211,6 +216,8 @@ class Ask:
         self.counters: list[Counter] = []
         self.verdicts: Sequence[Verdict] = ()
         self.is_local = False
+        self.ledger: Ledger | None = None
+        """Opened when something is settled for the first time."""
 
     @property
     def group(self) -> int:
@@ -227,6 +234,20 @@ class Ledger:
     """What a hit has really added, so that no more than that is ever given back, over all ways and threads."""
 
     __slots__ = ("charges", "identity", "is_local", "lock", "plan", "scope")
+
+    _opening = threading.Lock()
+
+    @classmethod
+    def of(cls, decision: Decision) -> Ledger | None:
+        """The account of a decision, the same for everybody who asks; None when nothing was charged."""
+        ask: Ask | None = decision.receipt
+        if ask is None:
+            return None
+        if ask.ledger is None:
+            with cls._opening:
+                if ask.ledger is None:
+                    ask.ledger = cls(ask)
+        return ask.ledger
 
     def __init__(self, ask: Ask) -> None:
         self.scope = ask.scope
@@ -337,7 +358,9 @@ def _remembered(
     memory = rt.memory
     if memory is None or not memory._known:
         return None
-    known = memory.find(scope.name, identity, plan.token, cost, at, tick)
+    # Where the wait does not depend on the cost, a costlier hit gets the same answer. Else it has to ask for its own.
+    costliest = plan.limits[0] if scope.algorithm == FIXED and len(plan.limits) == 1 else 0
+    known = memory.find(scope.name, identity, plan.token, cost, costliest, at, tick)
     if known is None:
         return None
     before = known.decision
@@ -579,10 +602,10 @@ def _conclude(
     """Decisions of the asks; remembers, logs and signals what deserves it."""
     decisions: list[Decision] = []
     for ask in asks:
-        decision = _decision(ask)
+        decision = _within(ask) or _decision(ask)
         decisions.append(decision)
         if decision.reason is Reason.WITHIN:
-            if decision.counted and _is_near(ask):
+            if signals.near_limit.receivers and decision.counted and _is_near(ask):
                 yield from _send(signals.near_limit, request=request, decision=decision)
             continue
         if decision.reason is Reason.STORE_ERROR:
@@ -612,6 +635,33 @@ def _is_near(ask: Ask) -> bool:
     )
 
 
+def _within(ask: Ask) -> Decision | None:
+    """The answer almost every hit gets: one rate, charged. None when there is more to say."""
+    verdicts = ask.verdicts
+    if len(verdicts) != 1 or ask.is_local:
+        return None
+    verdict = verdicts[0]
+    if not verdict.charged or verdict.reason is not Reason.WITHIN:
+        return None
+    counter = ask.counters[0]
+    limit, cost = counter.limit, ask.cost
+    window = 0 if counter.kind == CONCURRENT else ask.plan.rates[0].period
+    remaining, reset_after = verdict.remaining, verdict.reset_after / MICROSECOND
+    return Decision(
+        scope=ask.scope.name,
+        identity=ask.identity,
+        allowed=True,
+        limit=limit,
+        window=window,
+        remaining=remaining,
+        reset_after=reset_after,
+        cost=cost,
+        counted=cost,
+        rates=(RateState(limit=limit, window=window, remaining=remaining, reset_after=reset_after, allowed=True),),
+        receipt=ask,
+    )
+
+
 def _decision(ask: Ask, counted: int | None = None) -> Decision:
     """One scope's answer from the verdicts of its counters."""
     scope, verdicts = ask.scope, ask.verdicts
@@ -638,7 +688,7 @@ def _decision(ask: Ask, counted: int | None = None) -> Decision:
                 state = states[position]
     charged = any(verdict.charged for verdict in verdicts)
     failed = any(verdict.reason is Reason.STORE_ERROR for verdict in verdicts)
-    receipt = Ledger(ask) if charged else None
+    receipt = ask if charged else None
     if counted is None:
         counted = ask.cost if charged else 0
     if worst is None and failed:
@@ -688,7 +738,18 @@ def _decision(ask: Ask, counted: int | None = None) -> Decision:
 class RequestLimits:
     """``request.rate_limit``: the decisions of a request, and its accounts."""
 
-    __slots__ = ("by_name", "counted_here", "door", "exempt", "finished", "memo", "request", "resolved", "scopes")
+    __slots__ = (
+        "by_name",
+        "counted_here",
+        "door",
+        "exempt",
+        "finished",
+        "has_denied",
+        "memo",
+        "request",
+        "resolved",
+        "scopes",
+    )
 
     def __init__(self, request: HttpRequest) -> None:
         self.request = request
@@ -701,6 +762,8 @@ class RequestLimits:
         """The outermost door that answers for this request: ``middleware`` or ``decorator``."""
         self.resolved = False
         """Whether a view was found for it."""
+        self.has_denied = False
+        """Whether any decision was a denial."""
         self.finished = False
         """Whether a door has given back and told what there was."""
         self.counted_here: set[Any] = set()
@@ -727,6 +790,8 @@ class RequestLimits:
             self.scopes[scope.name] = scope
         for decision in decisions:
             self.by_name[decision.scope] = decision
+            if not decision.allowed:
+                self.has_denied = True
 
     def charge(self, name: str, cost: int) -> None:
         """Add to what this request costs in a scope, which may pass its limit. Never denies, never raises for a store."""
@@ -760,15 +825,14 @@ class RequestLimits:
         names = list(self.by_name) if name is None else [scope.name for scope in rt.config.family(name)]
         for one in names:
             decision = self.by_name.get(one)
-            if decision is not None and decision.receipt is not None:
-                ledger: Ledger = decision.receipt
+            if decision is not None and (ledger := Ledger.of(decision)) is not None:
                 new = yield from _settle(rt, decision, total if add is None else ledger.total + add)
                 self.by_name[one] = new
 
 
 def _settle(rt: Runtime, decision: Decision, total: int | None) -> Steps[Decision]:
     """Move a decision's charges to a total. A store that fails is logged; the numbers then stay as they were."""
-    ledger: Ledger | None = decision.receipt
+    ledger = Ledger.of(decision)
     if ledger is None or total is None:
         return decision
     at = now()
@@ -788,7 +852,8 @@ def _settle(rt: Runtime, decision: Decision, total: int | None) -> Steps[Decisio
     rt.forget(scope.name, ledger.identity)
     rates = list(decision.rates)
     if len(ledger.plan.rates) == len(rates):
-        for position, verdict in enumerate(verdicts):  # every charge has its counters in the order of the rates
+        # Every charge has its counters in the order of the rates, the latest window first: that one is told.
+        for position, verdict in reversed(list(enumerate(verdicts))):
             if verdict.reason is not Reason.STORE_ERROR:
                 place = position % len(rates)
                 rates[place] = replace(rates[place], remaining=verdict.remaining)
@@ -853,7 +918,7 @@ def check_flow(request: HttpRequest, scopes: Sequence[Scope]) -> Steps[RequestLi
     if not scopes:
         return limits
     if limits.exempt is None:
-        limits.exempt = yield from _is_exempt(rt, request)
+        limits.exempt = (yield from _is_exempt(rt, request)) if rt.config.has_exemptions else False
     if limits.exempt:
         limits.record(
             scopes,

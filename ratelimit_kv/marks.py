@@ -154,7 +154,10 @@ def hoistable(view: Any) -> tuple[Mark, ...]:
     """
     if hasattr(view, "cls"):
         return ()
-    return here(view) or here(getattr(getattr(view, "view_class", None), "dispatch", None))
+    dispatch = getattr(getattr(view, "view_class", None), "dispatch", None)
+    # A decorator around as_view() copies ``view_class`` outwards; what it wraps is then the view, not what dispatch wraps.
+    is_bare = getattr(view, "__wrapped__", None) is getattr(dispatch, "__wrapped__", None)
+    return here(view) or (here(dispatch) if is_bare else ())
 
 
 def views(urlconf: Any = None) -> Iterator[tuple[str, str, Any]]:

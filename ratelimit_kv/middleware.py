@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from . import door
-from .conf import Config, get_config
+from .conf import get_config
 from .exceptions import RateLimited
-from .limiter import RequestLimits, inner, limits_of
-from .marks import Mark, exempt_methods, hoistable, is_exempt
+from .limiter import RequestLimits, inner, limits_of, runtime
+from .marks import hoistable
 from .scopes import Scope
 from .steps import Step, Steps, arun, run
 
 __all__ = ["RateLimitMiddleware"]
-
-
-class _ViewPlan(NamedTuple):
-    """What a view says of its limits."""
-
-    is_exempt: bool
-    exempt_methods: frozenset[str]
-    marks: tuple[Mark, ...]
-    """Those that may be decided before the view."""
-    scopes: tuple[Scope, ...]
-    """What the marks mean, each once."""
 
 
 class RateLimitMiddleware:
@@ -45,7 +34,6 @@ class RateLimitMiddleware:
             markcoroutinefunction(self)
             # Django asks the bound method whether it is a coroutine function: no thread hop when nothing applies.
             self.process_view = self._process_view_async  # type: ignore[method-assign]
-        self._plans: tuple[Config | None, dict[Any, _ViewPlan]] = (None, {})
 
     def __call__(self, request: HttpRequest) -> Any:
         if self.is_async:
@@ -95,41 +83,29 @@ class RateLimitMiddleware:
         """The scopes that apply to a request, each once."""
         limits = limits_of(request)
         limits.resolved = True
-        config = get_config()
+        rt = runtime()
+        config = rt.config
         if not config.enabled:
             return ()
-        exempt, exempt_handlers, marks, marked = self._plan(config, view)
-        if exempt or (exempt_handlers and request.method in exempt_handlers):
+        plan = rt.views.get(view)
+        if plan is None:
+            plan = door.plan_of(rt, hoistable(view), view, view)
+            if len(rt.views) < door.MOST_VIEWS:
+                rt.views[view] = plan
+        if plan.exempts(request.method):
             limits.exempt = True
             return ()
-        match = request.resolver_match
-        scopes = config.scopes_for(
-            request.path_info, match.view_name if match is not None else "", request.method or ""
-        )
-        if not marks:
+        scopes: tuple[Scope, ...] = ()
+        if config.site:
+            match = request.resolver_match
+            url_name = match.view_name if match is not None else ""
+            scopes = config.scopes_for(request.path_info, url_name, request.method or "")
+        if not plan.marks:
             return door.applicable(config, scopes, request, view) if scopes else ()
-        limits.counted_here.update(marks)
+        limits.counted_here.update(plan.marks)
         # The view's word on a scope goes before that of settings, for the methods that it speaks of.
-        applying = door.applicable(config, (*marked, *scopes), request, view)
+        applying = door.applicable(config, (*plan.all_scopes, *scopes), request, view)
         return tuple({scope.name: scope for scope in reversed(applying)}.values())[::-1]
-
-    def _plan(self, config: Config, view: Any) -> _ViewPlan:
-        """Found out once a view."""
-        known, plans = self._plans
-        if known is not config:
-            plans = {}
-            self._plans = (config, plans)
-        plan = plans.get(view)
-        if plan is None:
-            marks = hoistable(view)
-            scopes: dict[str, Scope] = {}
-            for mark in marks:
-                for scope in config.of_mark(mark, view):
-                    scopes.setdefault(scope.name, scope)
-            plan = _ViewPlan(is_exempt(view), exempt_methods(view), marks, tuple(scopes.values()))
-            if len(plans) < 10_000:  # a project that makes views as it goes shall not grow us
-                plans[view] = plan
-        return plan
 
     def _went_astray(self, limits: RequestLimits, response: Any) -> bool:
         """Whether this is a refusal of what never reached a view: a 404, a host that isn't allowed, another middleware's."""

@@ -152,25 +152,26 @@ class Scope:
     plan: Plan | None = field(init=False, repr=False, compare=False)
     """Of fixed rates; None when unlimited or when a callable says."""
     ban_head: str = field(init=False, repr=False, compare=False)
+    flags: int = field(init=False, repr=False, compare=False)
+    """Of its counters."""
+    gives_back: bool = field(init=False, repr=False, compare=False)
+    """Whether an outcome can take hits back, so that a denial may be over before its window."""
+    remembers: bool = field(init=False, repr=False, compare=False)
+    """Whether a denial may be answered from memory."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plan", self.make_plan(self.rates) if self.rates is not None else None)
         object.__setattr__(self, "ban_head", f"{self.prefix}:{self.name}:{BAN}{self.ban.length if self.ban else 0}:{{")
+        flags = (COUNT_DENIED if self.count_denied else 0) | (DENY_ON_ERROR if self.on_error == "deny" else 0)
+        object.__setattr__(self, "flags", flags)
+        gives_back = self.count_if is not None or self.reset_if is not None or self.algorithm == CONCURRENT
+        object.__setattr__(self, "gives_back", gives_back)
+        object.__setattr__(self, "remembers", not (gives_back or self.count_denied or self.mode == "shadow"))
 
     @property
     def has_where(self) -> bool:
         """Whether settings say where it applies; otherwise only where it is named."""
         return bool(self.paths or self.url_names)
-
-    @property
-    def gives_back(self) -> bool:
-        """Whether an outcome can take hits back, so that a denial may be over before its window."""
-        return self.count_if is not None or self.reset_if is not None or self.algorithm == CONCURRENT
-
-    @property
-    def remembers(self) -> bool:
-        """Whether a denial may be answered from memory."""
-        return not (self.gives_back or self.count_denied or self.mode == "shadow")
 
     def make_plan(self, rates: Sequence[Rate]) -> Plan:
         """The plan for these rates: the scope's own, or what a callable returned."""
@@ -201,8 +202,7 @@ class Scope:
 
         ``share``: each limit is divided by it, rounded up (one process's part of the limit).
         """
-        flags = (COUNT_DENIED if self.count_denied else 0) | (DENY_ON_ERROR if self.on_error == "deny" else 0)
-        kind = self.algorithm
+        flags, kind = self.flags, self.algorithm
         counters: list[Counter] = []
         for rate, limit, head, period in zip(plan.rates, plan.limits, plan.heads, plan.periods, strict=True):
             if share != 1:
@@ -213,7 +213,9 @@ class Scope:
                 ttl = window.end - now // MICROSECOND + TTL_MARGIN
                 key = f"{head}{identity}}}:{window.number}"
                 if kind == FIXED:
-                    counters.append(Counter(key, kind, limit, cost, period, end, ttl, "", group, flags, number))
+                    # As Counter(...), without a Python frame: this is every hit's way.
+                    values = (key, kind, limit, cost, period, end, ttl, "", group, flags, number, 1.0, 0)
+                    counters.append(tuple.__new__(Counter, values))
                     continue
                 before = rate.window(window.start - 1).number
                 counters.append(

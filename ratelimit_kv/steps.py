@@ -16,10 +16,12 @@ T = TypeVar("T")
 class Step(NamedTuple):
     """One thing that may wait, in both manners. Whatever it raises is raised at the flow's ``yield``."""
 
-    run: Callable[[], Any]
+    run: Callable[..., Any]
     """Does it in a thread that may block."""
-    arun: Callable[[], Awaitable[Any]]
+    arun: Callable[..., Awaitable[Any]]
     """Does it in an event loop that may not."""
+    args: tuple[Any, ...] = ()
+    """What either is called with."""
 
 
 Steps = Generator[Step, Any, T]
@@ -32,7 +34,7 @@ def run(steps: Steps[T]) -> T:
         step = next(steps)
         while True:
             try:
-                result = step.run()
+                result = step.run(*step.args)
             except BaseException as error:  # noqa: BLE001  the flow decides whether it is handled
                 step = steps.throw(error)
             else:
@@ -47,7 +49,7 @@ async def arun(steps: Steps[T]) -> T:
         step = next(steps)
         while True:
             try:
-                result = await step.arun()
+                result = await step.arun(*step.args)
             except BaseException as error:  # noqa: BLE001  a cancellation too, for the flow may have to give back
                 step = steps.throw(error)
             else:
