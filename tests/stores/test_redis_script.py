@@ -79,42 +79,70 @@ FOREIGN = [
 """What somebody else may have written under our keys, or ourselves under another clock."""
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What a counter keeps from step to step."""
+
+    kind: str
+    name: str
+    limit: int
+    length: int
+    scope: int
+    growth: float
+    maximum: int
+
+
 @st.composite
-def counters(draw: st.DrawFn, now: int) -> Counter:
+def shapes(draw: st.DrawFn) -> Shape:
     kind = draw(st.sampled_from(FIXED + SLIDING + BUCKET + CONCURRENT + BAN))
-    length = draw(st.sampled_from([1, 3, 60, 86400])) * SECOND + draw(st.sampled_from([0, 0, 1, 999_999]))
-    number = now // length
-    name = f"rl:{draw(st.sampled_from('ab'))}:{kind}{length}:{{user:1}}"
-    fields: dict[str, Any] = {"ttl": AGES}
-    if kind in (FIXED, SLIDING):
-        fields |= {"key": f"{name}:{number}", "end": (number + 1) * length}
-        if kind == SLIDING:
-            fields["previous"] = f"{name}:{number - 1}"
-    else:
-        fields |= {"key": name, "end": now + length}
-    fields["limit"] = draw(st.one_of(st.integers(0, 7), st.sampled_from([100, 10**6 + 7, MAX_COUNT])))
-    if kind in (BUCKET, CONCURRENT):
-        fields["limit"] = min(fields["limit"], 10**6 + 7)
+    length = draw(st.sampled_from([SECOND, 3 * SECOND, 60 * SECOND, 60 * SECOND + 1, 86400 * SECOND - 1]))
     if kind == BAN:
-        fields["limit"] = draw(st.integers(1, 3))
-        fields["growth"] = draw(st.sampled_from([1.0, 1.5, 2.0, 1.1, 10.0]))
-        fields["maximum"] = length * draw(st.sampled_from([1, 4, 1000]))
-        fields["flags"] = draw(st.sampled_from([0, 0, 0, FORCE]))
-        fields["cost"] = 0
-    elif draw(st.integers(0, 9)) == 0:
-        fields["cost"] = -draw(st.integers(1, 9))
-        fields["flags"] = FORCE | EXISTING
+        limit = draw(st.integers(1, 2))
+    elif kind in (FIXED, SLIDING):
+        limit = draw(st.one_of(st.integers(0, 5), st.sampled_from([100, MAX_COUNT])))
+    else:
+        limit = draw(st.one_of(st.integers(0, 5), st.sampled_from([100, 10**6 + 7])))
+    return Shape(
+        kind,
+        f"{kind}{length}:{{user:{draw(st.integers(1, 2))}}}",
+        limit,
+        length,
+        draw(st.integers(0, 1)),
+        draw(st.sampled_from([1.0, 1.5, 2.0, 10.0])),
+        length * draw(st.sampled_from([1, 4, 1000])),
+    )
+
+
+def counters(draw: st.DrawFn, shape: Shape, now: int) -> Counter:
+    kind, length = shape.kind, shape.length
+    fields: dict[str, Any] = {"key": shape.name, "end": now + length, "cost": 0, "growth": shape.growth}
+    if kind in (FIXED, SLIDING):
+        number = now // length
+        fields |= {"key": f"{shape.name}:{number}", "end": (number + 1) * length}
+        if kind == SLIDING:
+            fields["previous"] = f"{shape.name}:{number - 1}"
+    if kind == BAN:
+        fields["flags"] = draw(st.sampled_from([0, 0, 0, 0, FORCE]))
+    elif draw(st.integers(0, 7)) == 0:
+        fields |= {"cost": -draw(st.integers(1, 9)), "flags": FORCE | EXISTING}
         if kind == CONCURRENT:  # what is released says when it would have expired
             fields["end"] -= draw(st.sampled_from([0, 1, SECOND]))
     else:
-        large = st.sampled_from([20, 10**6, MAX_COUNT - 1, MAX_COUNT])
-        fields["cost"] = draw(st.one_of(st.integers(0, 3), st.integers(0, 9) if kind == CONCURRENT else large))
-        fields["flags"] = draw(
-            st.sampled_from([0, 0, 0, COUNT_DENIED, FORCE, DENY_ON_ERROR, COUNT_DENIED | DENY_ON_ERROR])
-        )
-    fields["group"] = draw(st.sampled_from([0, 0, 0, 1]))
-    fields["scope"] = draw(st.integers(0, 2))
-    return Counter(kind=kind, period=length, **fields)
+        large = st.integers(0, 9) if kind == CONCURRENT else st.sampled_from([20, 10**6, MAX_COUNT - 1, MAX_COUNT])
+        fields["cost"] = draw(st.sampled_from([0, 1, 1, 1, 1, 1, 2, 3])) if draw(st.integers(0, 7)) else draw(large)
+        flags = [0, 0, 0, 0, COUNT_DENIED, FORCE, DENY_ON_ERROR, COUNT_DENIED | DENY_ON_ERROR]
+        fields["flags"] = draw(st.sampled_from(flags))
+    group = draw(st.sampled_from([0, 0, 0, 1]))
+    return Counter(
+        kind=kind,
+        limit=shape.limit,
+        period=length,
+        ttl=AGES,
+        group=group,
+        scope=shape.scope,
+        maximum=shape.maximum,
+        **fields,
+    )
 
 
 @dataclass
@@ -131,19 +159,22 @@ class Step:
 @st.composite
 def stories(draw: st.DrawFn) -> list[Step]:
     now = NOON + draw(st.integers(0, 10**6))
+    palette = draw(st.lists(shapes(), min_size=1, max_size=4, unique_by=lambda shape: shape.name))
+    lengths = [shape.length for shape in palette]
     steps = []
-    for _ in range(draw(st.integers(1, 8))):
-        leap = draw(st.sampled_from([0, 0, 1, 1000, SECOND // 3, SECOND, 3 * SECOND, 60 * SECOND, 100_000 * SECOND]))
-        now += draw(st.sampled_from([leap, leap, leap, -leap]))  # clocks are also set back
-        hits = draw(st.lists(counters(now), min_size=1, max_size=4, unique_by=lambda each: each.key))
+    for _ in range(draw(st.integers(1, 10))):
+        leap = draw(st.sampled_from([0, 0, 0, 1, 1000, SECOND // 3, SECOND, lengths[0], lengths[-1] * 5 // 2]))
+        now += draw(st.sampled_from([leap, leap, leap, -leap, -100 * leap]))  # clocks are also set back
+        chosen = draw(st.lists(st.sampled_from(palette), min_size=1, unique=True))
+        hits = [counters(draw, shape, now) for shape in chosen]
         if draw(st.integers(0, 3)) == 0:  # what is most common has a short way through the script
             hits = [hit._replace(flags=0, group=0, cost=abs(hit.cost)) for hit in hits if hit.kind == FIXED] or hits
         steps.append(
             Step(
                 now,
                 hits,
-                peek=draw(st.integers(0, 4)) == 0,
-                foreign=draw(st.sampled_from(FOREIGN)) if draw(st.integers(0, 7)) == 0 else None,
+                peek=draw(st.integers(0, 9)) == 0,
+                foreign=draw(st.sampled_from(FOREIGN)) if draw(st.integers(0, 9)) == 0 else None,
             )
         )
     return steps
