@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,6 +100,9 @@ def recipe(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         if "myapp/urls.py" in found.files:
             settings.ROOT_URLCONF = "myapp.urls"
         assert load()[1] == []
+        importlib.import_module(
+            django_settings.ROOT_URLCONF
+        )  # before a test freezes time: what is imported then may mind
         forget()
         return Client()
 
@@ -230,6 +234,37 @@ def test_api_by_sub(recipe: Callable[[str], Client]) -> None:
         assert ask(bearer("43")) == 200
         assert [ask(f"Bearer {number}") for number in range(11)] == [401] * 10 + [429]
         assert not [key for key in keys() if "42" in key.partition("{")[2].partition("}")[0]]
+
+
+@pytest.mark.django_db
+def test_rest_framework(recipe: Callable[[str], Client]) -> None:
+    client = recipe("REST framework, after its own authentication")
+    User.objects.create_user("alice", password="wonderland")
+
+    def ask(password: str, address: str) -> int:
+        token = b64encode(f"alice:{password}".encode()).decode()
+        headers = {"Authorization": f"Basic {token}"}
+        return int(client.get("/api/reports/", headers=headers, REMOTE_ADDR=address).status_code)
+
+    with freeze_time(HALF_PAST):
+        assert [ask("wonderland", "192.0.2.1") for _ in range(3)] == [200] * 3
+        assert [ask("wonderland", "192.0.2.2") for _ in range(3)] == [200, 200, 429]
+        assert [ask("guess", "192.0.2.3") for _ in range(21)] == [401] * 20 + [429]
+        assert client.get("/api/reports/").status_code == 401
+
+
+def test_ninja(recipe: Callable[[str], Client]) -> None:
+    client = recipe("Ninja, after its own authentication")
+
+    def ask(token: str, address: str) -> int:
+        headers = {"Authorization": f"Bearer {token}"}
+        return int(client.get("/api/reports/", headers=headers, REMOTE_ADDR=address).status_code)
+
+    with freeze_time(HALF_PAST):
+        token = signing.dumps({"sub": "42"}, salt="api")
+        assert [ask(token, "192.0.2.1") for _ in range(3)] == [200] * 3
+        assert [ask(token, "192.0.2.2") for _ in range(3)] == [200, 200, 429]
+        assert [ask("guess", "192.0.2.3") for _ in range(21)] == [401] * 20 + [429]
 
 
 def test_two_layers(recipe: Callable[[str], Client]) -> None:
