@@ -19,6 +19,7 @@ from typing import Any
 
 from django.core.cache import caches
 from django.utils import timezone
+from django.utils.module_loading import import_string
 
 from ratelimit_kv.algorithms import BAN, EXISTING, FIXED, FORCE, SLIDING, Counter, Verdict
 from ratelimit_kv.stores import Store, get_store
@@ -81,11 +82,12 @@ class Bench:
 
     kind: str
     cache: Any
-    alias: str = ALIAS
+    store_class: str = ""
+    """Dotted name, where it is not the one that ``get_store`` takes for the cache."""
 
     @property
     def store(self) -> Store:
-        return get_store(self.alias)
+        return import_string(self.store_class)(ALIAS) if self.store_class else get_store(ALIAS)
 
     def hit(self, *counters: Counter, now: int | None = None) -> list[Verdict]:
         return self.store.hit(counters, microseconds() if now is None else now)
@@ -185,13 +187,14 @@ import django
 django.setup()
 from ratelimit_kv.algorithms import Counter
 from ratelimit_kv.stores import get_store
+from django.utils.module_loading import import_string
 
 plan = json.load(sys.stdin)
 fork = multiprocessing.get_context("fork")
 gate, results = fork.Barrier(len(plan["counters"])), fork.SimpleQueue()
 
 def work(counters):
-    store = get_store("default")
+    store = import_string(plan["store"])("default") if plan["store"] else get_store("default")
     store.peek(counters, time.time_ns() // 1000)
     gate.wait()
     admitted, times = 0, []
@@ -225,12 +228,12 @@ class Run:
         return f"{self.admitted} admitted, a hit took {median:.0f} us (p99 {late:.0f})"
 
 
-def in_processes(plans: Sequence[Sequence[Counter]], hits: int) -> Run:
+def in_processes(plans: Sequence[Sequence[Counter]], hits: int, store_class: str = "") -> Run:
     """``hits`` hits in a process of its own for each plan, all started together."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", WORKERS],
         env=child_environment(INSTALLED_APPS=[]),
-        input=json.dumps({"counters": plans, "hits": hits}),
+        input=json.dumps({"counters": plans, "hits": hits, "store": store_class}),
         capture_output=True,
         text=True,
         timeout=120,
