@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -176,11 +176,15 @@ class Config:
                 f"Scopes are {', '.join(sorted(known)) or 'none'}: write it into {SETTING}['SCOPES']."
             ) from None
 
+    def views(self) -> Iterator[tuple[str, str, Any]]:
+        """Route, name and callable of every URL pattern; none in a project without URLs, such as a worker of tasks."""
+        return marks.views() if getattr(settings, "ROOT_URLCONF", None) else iter(())
+
     @cached_property
     def decorated(self) -> Mapping[str, tuple[Scope, ...]]:
         """Inline scopes by name, found by walking the URLconf."""
         found: dict[str, tuple[Scope, ...]] = {}
-        for _, _, view in marks.views():
+        for _, _, view in self.views():
             for mark in marks.marks_of(view):
                 if mark.is_inline:
                     scopes = self.of_mark(mark, view)

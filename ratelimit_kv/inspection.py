@@ -505,7 +505,7 @@ def scopes_in_force(config: Config) -> tuple[ScopeInForce, ...]:
     """
     scopes = {scope.name: scope for scope in config.scopes}
     places: dict[str, list[Decorated]] = {}
-    for route, url_name, view in marks.views():
+    for route, url_name, view in config.views():
         for mark in marks.marks_of(view):
             for scope in config.of_mark(mark, view):
                 scopes.setdefault(scope.name, scope)

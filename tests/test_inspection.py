@@ -484,6 +484,14 @@ def test_scopes_in_force_and_where(here: Any) -> None:
     assert scopes["inline"].as_dict()["views"][0]["route"] == "/inline/"
 
 
+def test_a_project_without_urls_has_scopes_all_the_same(here: Any, settings: Any) -> None:
+    del settings.ROOT_URLCONF
+    settings.RATELIMIT_KV = {"SCOPES": {"emails": "100/h"}}
+    hit("emails", "user:1")
+    assert [scope.scope for scope in scopes_in_force(get_config())] == ["emails"]
+    assert len(listed()) == reset_all() == 1
+
+
 # ── Store facts ───────────────────────────────────────────────────────────────────────────────────────────
 
 
