@@ -736,9 +736,10 @@ def _preset(
     }
     ban = options.get("BAN", {"AFTER": 3, "FOR": "30m", "GROWTH": 2, "MAX": "1d"})
     # OWASP, Authentication Cheat Sheet ("Account Lockout") and Bot Management: the account and the address are limited
-    # independently; the account alone is only slowed down, for nobody may lock somebody else out for long.
+    # independently. The account alone is only slowed down, to a try every three minutes after five failures, for anybody
+    # can fail in somebody else's name: a bucket's wait is short and decays, where a window's lasts until its end.
     members: dict[str, dict[str, Any]] = {
-        "account": {"RATE": "5/15m", "KEY": "field:username", "ON_MISSING": "deny"},
+        "account": {"RATE": "5/15m", "KEY": "field:username", "ALGORITHM": "bucket", "ON_MISSING": "deny"},
         "ip64": {"RATE": "20/15m", "KEY": "ip/64", "BAN": ban},
         "ip56": {"RATE": "60/15m", "KEY": "ip/56"},
         "ip48": {"RATE": "200/15m", "KEY": "ip/48"},
