@@ -164,7 +164,7 @@ def preferred(request: HttpRequest) -> str:
     accept = request.headers.get("Accept", "*/*")
     if accept != "*/*":
         kind = request.get_preferred_type(("text/html", "application/problem+json", "application/json", "text/plain"))
-        if kind == "text/html" and "text/html" not in accept:
+        if kind == "text/html" and not any(str(one).startswith(kind) for one in request.accepted_types):
             kind = None  # it takes anything
         if kind is not None:
             return {"text/html": "html", "text/plain": "text"}.get(kind, "json")
