@@ -239,7 +239,9 @@ def _is_shared(request: HttpRequest, response: Any) -> bool:
     control = control.lower()
     if "private" in control or "no-store" in control:
         return False
-    return "public" in control or "max-age" in control or bool(getattr(request, "_cache_update_cache", False))
+    if any(word in control for word in ("public", "max-age", "s-maxage")):
+        return True
+    return bool(getattr(request, "_cache_update_cache", False))
 
 
 def response_of(error: BaseException) -> HttpResponse:
