@@ -629,7 +629,9 @@ def hits_are_not_rolled_back(site: Site) -> Iterator[CheckMessage]:
 
 def callers_are_known(site: Site) -> Iterator[CheckMessage]:
     # Views of REST framework and Ninja say themselves who is asking.
-    on_views = (scope for view in site.views if not _is_api(view.view) for scope in view.scopes)
+    frameworks = [view for _, _, view in site.urls if hasattr(view, "cls")]
+    frameworks += [operation for _, _, view in site.urls for operation in marks.operations(view)]
+    on_views = (scope for view in site.views if view.view not in frameworks for scope in view.scopes)
     asked = {scope.name: scope for scope in (*(where.scope for where in site.config.site), *on_views)}
     for kind, dotted in (
         ("user", "django.contrib.auth.middleware.AuthenticationMiddleware"),
@@ -648,10 +650,6 @@ def callers_are_known(site: Site) -> Iterator[CheckMessage]:
                 f"{_scope_names(scopes)}: the key reads the {kind}, but '{dotted}' is not in MIDDLEWARE.",
                 "Add it, or write a KEY that does without.",
             )
-
-
-def _is_api(view: Any) -> bool:
-    return hasattr(view, "cls") or str(getattr(view, "__module__", "")).startswith("ninja.")
 
 
 def order_is_right(site: Site) -> Iterator[CheckMessage]:

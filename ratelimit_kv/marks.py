@@ -24,6 +24,7 @@ __all__ = [
     "hoistable",
     "is_exempt",
     "marks_of",
+    "operations",
     "shows",
     "view_class_of",
     "view_name",
@@ -160,8 +161,19 @@ def hoistable(view: Any) -> tuple[Mark, ...]:
     return here(view) or (here(dispatch) if is_bare else ())
 
 
+def operations(view: Any) -> Iterator[Any]:
+    """The functions that answer behind one view of Ninja, which keeps them in its closure. None for other views."""
+    if str(getattr(view, "__module__", "")).startswith("ninja."):
+        for cell in getattr(view, "__closure__", None) or ():
+            for operation in getattr(cell.cell_contents, "operations", ()):
+                yield operation.view_func
+
+
 def views(urlconf: Any = None) -> Iterator[tuple[str, str, Any]]:
-    """Route, view name for ``reverse`` ("" if none) and callable of every URL pattern, in the order of the URLconf."""
+    """Route, view name for ``reverse`` ("" if none) and callable of every URL pattern, in the order of the URLconf.
+
+    Behind a view of Ninja come its operations, for it is they that are decorated.
+    """
     yield from _walk(get_resolver(urlconf), "/", ())
 
 
@@ -171,6 +183,8 @@ def _walk(resolver: URLResolver, route: str, namespaces: tuple[str, ...]) -> Ite
         if isinstance(entry, URLPattern):
             name = ":".join((*namespaces, entry.name)) if entry.name else ""
             yield here, name, entry.callback
+            for operation in operations(entry.callback):
+                yield here, name, operation
         elif isinstance(entry, URLResolver):
             inner = (*namespaces, entry.namespace) if entry.namespace else namespaces
             yield from _walk(entry, here, inner)
