@@ -130,7 +130,10 @@ def _words(decision: Decision, scope: Scope | None, wait: int | None) -> str:
     status = decision.status
     if status == 429 and scope is not None and scope.message is not None:
         limit = decision.limit if decision.limit is not None else ""
-        return scope.message.format(retry_after=phrase(wait), limit=limit, scope=decision.scope)
+        try:
+            return scope.message.format(retry_after=phrase(wait), limit=limit, scope=decision.scope)
+        except (LookupError, ValueError, TypeError, AttributeError):  # a translation that asks for something else
+            logger.exception("scope %s: its MESSAGE could not be filled in", decision.scope)
     if status == 503:
         return "This is not available right now. Please try again in a moment."
     if status == 400:
