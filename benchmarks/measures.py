@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import redis as redis_client
@@ -43,6 +43,9 @@ SITUATIONS = {
 }
 """Each situation that is timed, and the proof that it stands on."""
 
+LEFT_OUT = "left out: there was no time left"
+FEWEST_ROUNDS = 3
+
 TIMEOUT = 0.25
 """Seconds that a client waits for Redis."""
 
@@ -51,6 +54,8 @@ TIMEOUT = 0.25
 class Size:
     """How much of everything."""
 
+    seconds: float
+    """The most that the run may take, about: twice what it takes on a machine that has nothing else to do."""
     situations: tuple[str, ...]
     rounds: int
     round_us: float
@@ -69,12 +74,13 @@ class Size:
 
 
 FULL = Size(
+    seconds=960,
     situations=tuple(SITUATIONS),
     rounds=15,
     round_us=15_000,
     identities=100_000,
     population=(1_000, 10_000, 100_000, 1_000_000),
-    each=2_000,
+    each=500,
     times_on=(DJANGO_REDIS, REDIS_CACHE, LOCMEM, SQLITE, POSTGRES, MEMCACHED),
     wire_on=(DJANGO_REDIS, REDIS_CACHE, MEMCACHED, POSTGRES, SQLITE),
     exact_on=(DJANGO_REDIS, REDIS_CACHE, MEMCACHED, POSTGRES, SQLITE),
@@ -82,12 +88,13 @@ FULL = Size(
     outage_bound=12,
 )
 QUICK = Size(
+    seconds=120,
     situations=("allowed", "denied", "three", "async", "exempt", "no-scope"),
     rounds=3,
     round_us=3_000,
     identities=6_250,
     population=(1_000, 10_000),
-    each=250,
+    each=100,
     times_on=(DJANGO_REDIS, REDIS_CACHE, LOCMEM, SQLITE),
     wire_on=(DJANGO_REDIS, REDIS_CACHE, SQLITE),
     exact_on=(DJANGO_REDIS,),
@@ -104,6 +111,12 @@ class Plan:
     adapters: Sequence[str]
     backends: Sequence[str]
     say: Callable[[str], None]
+    until: float = 0
+    """When this measure has to end, by the monotonic clock. What it can't reach by then is left out and says so."""
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() > self.until
 
     def on(self, backend: str) -> list[str]:
         """The adapters that can use that backend."""
@@ -195,9 +208,12 @@ def times(plan: Plan, farm: Farm) -> dict[str, Any]:
     with workers([RawEvalsha.name], farm.backend(DJANGO_REDIS)) as (raw, failed):
         if not raw:
             raise Failed(f"no unit to compare with: {failed}")
-        for backend in plan.some_on(plan.size.times_on):
+        backends = plan.some_on(plan.size.times_on)
+        start = time.monotonic()
+        for number, backend in enumerate(backends, 1):
             plan.say(f"timing {backend}")
-            results[backend] = _times_on(plan, farm.backend(backend), raw[0], units)
+            until = start + (plan.until - start) * number / len(backends)
+            results[backend] = _times_on(replace(plan, until=until), farm.backend(backend), raw[0], units)
     return {
         "backends": results,
         "units_us": {
@@ -215,7 +231,9 @@ def _times_on(plan: Plan, backend: Backend, raw: Worker, units: dict[str, list[f
         for worker in crew:
             table[worker.name] = {}
             proofs[worker.name] = worker.prove()
-        for situation in plan.size.situations:
+        start = time.monotonic()
+        for number, situation in enumerate(plan.size.situations, 1):
+            until = start + (plan.until - start) * number / len(plan.size.situations)
             proof = SITUATIONS[situation]
             taking_part: dict[Worker, Times] = {}
             for worker in crew:
@@ -230,6 +248,8 @@ def _times_on(plan: Plan, backend: Backend, raw: Worker, units: dict[str, list[f
                         why = str(error)
                 table[worker.name][situation] = why
             for turn in range(plan.size.rounds):
+                if time.monotonic() > until and turn >= FEWEST_ROUNDS:
+                    break
                 _references(raw, plan.size, units)
                 order = list(taking_part)
                 first = turn % len(order) if order else 0
@@ -277,7 +297,7 @@ def work(plan: Plan, farm: Farm) -> dict[str, Any]:
                 results[backend][worker.name] = row = {}
                 for situation in plan.size.situations:
                     try:
-                        row[situation] = worker.work(situation)
+                        row[situation] = LEFT_OUT if plan.late else worker.work(situation)
                     except NotSupported as reason:
                         row[situation] = f"not supported: {reason}".rstrip(": ")
                     except Failed as error:
@@ -299,7 +319,7 @@ def wire(plan: Plan, farm: Farm) -> dict[str, Any]:
             with workers(plan.on(backend), farm.backend(backend, proxy and proxy.port)) as (crew, failed):
                 results[backend] = {name: {"error": why} for name, why in failed.items()}
                 for worker in crew:
-                    results[backend][worker.name] = _wire_of(worker, proxy)
+                    results[backend][worker.name] = {"error": LEFT_OUT} if plan.late else _wire_of(worker, proxy)
         finally:
             if proxy:
                 proxy.close()
@@ -342,6 +362,9 @@ def exactness(plan: Plan, farm: Farm, processes: int = 8, each: int = 50) -> dic
         with workers(plan.on(backend), farm.backend(backend)) as (crew, failed):
             results[backend] = {name: {"error": why} for name, why in failed.items()}
             for worker in crew:
+                if plan.late:
+                    results[backend][worker.name] = {"error": LEFT_OUT}
+                    continue
                 try:
                     results[backend][worker.name] = worker.admit(("ip100",), processes, each, 7)
                 except Failed as error:
@@ -357,6 +380,9 @@ def leases(plan: Plan, farm: Farm, processes: int = 8) -> list[dict[str, Any]]:
     plan.say("leases")
     for scope in ("all1000", "lease1000"):
         for load in (0.5, 1, 2, 10):
+            if plan.late:
+                rows.append({"lease": scope == "lease1000", "load": load, "error": LEFT_OUT})
+                continue
             with workers([OURS[0]], farm.backend(DJANGO_REDIS)) as (crew, failed):
                 row: dict[str, Any] = {"lease": scope == "lease1000", "load": load}
                 rows.append(row)
@@ -387,6 +413,9 @@ def server(plan: Plan, farm: Farm, processes: int = 8) -> dict[str, Any]:
         for worker in crew:
             results[worker.name] = row = {}
             for limits in (("ip",), ("ip", "user", "all")):
+                if plan.late:
+                    row[len(limits)] = LEFT_OUT
+                    continue
                 try:
                     worker.admit(limits, 1, 10, 7)  # scripts are sent once
                     before = _processor_time(farm.redis)
@@ -412,23 +441,26 @@ def _script_calls(client: redis_client.Redis) -> int:
 # -- outages -------------------------------------------------------------------------------------------------
 
 
-def outages(plan: Plan) -> dict[str, Any]:
+def outages(plan: Plan, farm: Farm) -> dict[str, Any]:
     """Seconds for 20 requests, one after the other, without an answer from Redis; the loop's stall."""
     results: dict[str, Any] = {"paused": {}, "refused": {}, "stall": {}}
     for backend in plan.some_on(plan.size.outages_on):
         for kind in ("paused", "refused"):
+            if plan.late:
+                results[kind][backend] = {name: {"error": LEFT_OUT} for name in plan.on(backend)}
+                continue
             plan.say(f"{kind} Redis, {backend}")
             with (
-                _victim() as (victim, farm),
-                workers(plan.on(backend), farm.backend(backend)) as (crew, failed),
+                _victim() as (victim, its),
+                workers(plan.on(backend), its.backend(backend)) as (crew, failed),
             ):
                 results[kind][backend] = {name: {"error": why} for name, why in failed.items()}
                 results[kind][backend] |= _outage(crew, victim, kind, plan.size.outage_bound)
     if DJANGO_REDIS in plan.backends:
         plan.say("stall of the loop")
         with (
-            _victim() as (victim, farm),
-            workers(plan.on(DJANGO_REDIS), farm.backend(DJANGO_REDIS)) as (crew, _),
+            _victim() as (victim, its),
+            workers(plan.on(DJANGO_REDIS), its.backend(DJANGO_REDIS)) as (crew, _),
         ):
             results["stall"] = {worker.name: _stall(worker, victim) for worker in crew}
     return results
@@ -492,7 +524,7 @@ def _stall(worker: Worker, victim: Server) -> Any:
 # -- memory and growth ---------------------------------------------------------------------------------------
 
 
-def memory(plan: Plan) -> dict[str, Any]:
+def memory(plan: Plan, farm: Farm) -> dict[str, Any]:
     """Bytes of Redis that one more identity takes: the difference in used_memory of a server of its own."""
     results: dict[str, Any] = {}
     names = plan.on(DJANGO_REDIS) if DJANGO_REDIS in plan.backends else []
@@ -500,18 +532,18 @@ def memory(plan: Plan) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         filling: list[tuple[Worker, redis_client.Redis, int]] = []
         for name in names:
-            _, farm = stack.enter_context(_victim())
-            (crew, failed) = stack.enter_context(workers([name], farm.backend(DJANGO_REDIS)))
+            _, its = stack.enter_context(_victim())
+            (crew, failed) = stack.enter_context(workers([name], its.backend(DJANGO_REDIS)))
             try:
                 (worker,) = crew
                 worker.fill(0, 1)  # its scripts and connections
-                filling.append((worker, farm.redis, farm.redis.info("memory")["used_memory"]))
+                filling.append((worker, its.redis, its.redis.info("memory")["used_memory"]))
                 worker.order("fill", 1, plan.size.identities)
             except (Failed, ValueError) as error:
                 results[name] = {"error": failed.get(name, str(error))}
         for worker, client, before in filling:
             try:
-                worker.answer(patience=240)
+                worker.answer(patience=max(plan.until - time.monotonic(), 1))
                 used = client.info("memory")["used_memory"] - before
                 results[worker.name] = {
                     "bytes": round(used / plan.size.identities, 1),
@@ -533,6 +565,9 @@ def growth(plan: Plan, farm: Farm) -> dict[str, Any]:
             results[backend] = {}
             with workers([OURS[0]], farm.backend(backend)) as (crew, failed):
                 for have, want in zip((0, *plan.size.population), plan.size.population, strict=False):
+                    if plan.late:
+                        results[backend][want] = LEFT_OUT
+                        continue
                     try:
                         crew[0].grow(have, want)
                         situation = f"among:{want}"

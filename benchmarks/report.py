@@ -63,11 +63,11 @@ def _times(times: dict[str, Any]) -> str:
         + ", ".join(f"{name} {unit['best']} ({unit['median']})" for name, unit in units.items())
         + f". So one EVALSHA is {evalsha['best'] / tcp['best']:.1f} raw INCRs on a TCP socket.",
     ]
-    for backend, table in times["backends"].items():
-        used = [s for s in HEADINGS if any(isinstance(row.get(s), dict) for row in table.values())]
+    for backend, limiters in times["backends"].items():
+        used = [s for s in HEADINGS if any(isinstance(row.get(s), dict) for row in limiters.values())]
         notes: list[str] = []
         rows = []
-        for name, row in table.items():
+        for name, row in limiters.items():
             if "error" in row:
                 notes.append(f"{name}: {row['error']}")
                 continue
@@ -94,9 +94,9 @@ def _work(work: dict[str, Any]) -> str:
         "Bytecodes of Python, in brackets calls of functions, in the thread of the request: what `sys.monitoring` "
         "counts, so the same in every run. C code, the server and other threads are not in it.",
     ]
-    for backend, table in work.items():
-        used = [s for s in HEADINGS if any(isinstance(row.get(s), list | tuple) for row in table.values())]
-        rows = [[name, *(_counts(row.get(s)) for s in used)] for name, row in table.items()]
+    for backend, limiters in work.items():
+        used = [s for s in HEADINGS if any(isinstance(row.get(s), list | tuple) for row in limiters.values())]
+        rows = [[name, *(_counts(row.get(s)) for s in used)] for name, row in limiters.items()]
         parts += ["", f"### {backend}", "", table(["limiter", *(HEADINGS[s] for s in used)], rows)]
     return "\n".join(parts)
 
@@ -130,9 +130,9 @@ def _wire(wire: dict[str, Any]) -> str:
         "",
         "Round trips first, then the commands in them. SQLite has no wire: its figures are statements.",
     ]
-    for backend, table in wire.items():
+    for backend, limiters in wire.items():
         rows = []
-        for name, row in table.items():
+        for name, row in limiters.items():
             cells = [row["error"]] if "error" in row else [_trips(*row[s]) for s in STEPS]
             rows.append([name, *cells])
         parts += ["", f"### {backend}", "", table(["limiter", *STEPS], rows)]
@@ -147,7 +147,7 @@ def _trips(trips: int, commands: str) -> str:
 
 def _exactness(exactness: dict[str, Any]) -> str:
     backends = list(exactness)
-    names = list(dict.fromkeys(name for table in exactness.values() for name in table))
+    names = list(dict.fromkeys(name for limiters in exactness.values() for name in limiters))
     rows = [[name, *(_answers(exactness[b].get(name), admitted_of=100) for b in backends)] for name in names]
     return "\n".join(
         [
@@ -203,10 +203,10 @@ def _outages(outages: dict[str, Any]) -> str:
         "Seconds for 20 requests, one after the other; the client's timeout is 0.25 s.",
     ]
     for kind in ("refused", "paused"):
-        tables = outages[kind]
-        names = list(dict.fromkeys(name for table in tables.values() for name in table))
-        rows = [[name, *(_survived(table.get(name)) for table in tables.values())] for name in names]
-        parts += ["", table([f"{kind} Redis", *tables], rows)]
+        backends = outages[kind]
+        names = list(dict.fromkeys(name for limiters in backends.values() for name in limiters))
+        rows = [[name, *(_survived(limiters.get(name)) for limiters in backends.values())] for name in names]
+        parts += ["", table([f"{kind} Redis", *backends], rows)]
     if outages["stall"]:
         rows = [
             [name, stall]
@@ -242,10 +242,10 @@ def _memory(memory: dict[str, Any]) -> str:
 
 
 def _growth(growth: dict[str, Any]) -> str:
-    populations = list(dict.fromkeys(int(p) for table in growth.values() for p in table))
+    populations = list(dict.fromkeys(int(p) for grown in growth.values() for p in grown))
     rows = [
-        [backend, *(_ratio({int(k): v for k, v in table.items()}.get(p)) for p in populations)]
-        for backend, table in growth.items()
+        [backend, *(_ratio({int(k): v for k, v in grown.items()}.get(p)) for p in populations)]
+        for backend, grown in growth.items()
     ]
     return "\n".join(
         [
