@@ -24,11 +24,11 @@ from django.utils.module_loading import import_string
 from ratelimit_kv.algorithms import BAN, EXISTING, FIXED, FORCE, SLIDING, Counter, Verdict
 from ratelimit_kv.stores import Store, get_store
 from tests.caches import child_environment
+from tests.servers import wait_until
 
 SECOND = 1_000_000
 ALIAS = "default"
 
-real_sleep = time.sleep
 
 
 def microseconds() -> int:
@@ -104,10 +104,9 @@ class Bench:
     def keys(self, prefix: str = "rl:") -> list[str]:
         return sorted(entry.key for entry in self.store.scan(prefix))
 
-    def wait_for_expiry(self, seconds: float) -> None:
-        """Let real time pass where the server has its own clock."""
-        if self.kind != "locmem" and self.kind != "filebased" and not self.kind.startswith("database"):
-            real_sleep(seconds)
+    def wait_for_expiry(self, key: str) -> None:
+        """Real time has to pass where the server has its own clock."""
+        wait_until(lambda: self.cache.get(key) is None, f"{key} to expire")
 
     def seconds_left(self, key: str) -> float | None:
         """Until the cache forgets the key, by what the cache itself has noted down; None when it is not there."""

@@ -296,7 +296,7 @@ class StoreContract:
             hit = counter(ttl=1, limit=1)
             bench.hit(hit)
             clock.tick(3)
-            bench.wait_for_expiry(3)
+            bench.wait_for_expiry(hit.key)
             assert bench.used(hit) == [0]
             assert not bench.hit(refund(hit))[0].charged
             assert bench.hit(hit)[0].allowed
