@@ -181,19 +181,19 @@ def _send(signal: Signal, **words: Any) -> Steps[None]:
         yield Step(partial(signal.send_robust, None, **words), partial(signal.asend_robust, None, **words))
 
 
-def _say_store_error(rt: Runtime, scope: Scope, alias: str, cause: str) -> Steps[None]:
-    """One record a scope and interval, and one signal an alias and interval."""
+def _say_store_error(rt: Runtime, scope: Scope, alias: str, error: StoreError) -> Steps[None]:
+    """One record a scope and interval; one signal an alias and interval for what is not the breaker's to tell."""
     at = ticks()
     if rt.throttle.due(("store", scope.name), at):
         logger.warning(
             "store error: scope %s, store %s (%s), answered by ON_ERROR %r",
             scope.name,
             alias,
-            cause,
+            error.cause,
             scope.on_error,
             extra={"scope": scope.name, "alias": alias},
         )
-        if not rt.breaker(alias).is_open and rt.throttle.due(("signal", alias), at):
+        if not error.outage and not rt.breaker(alias).is_open and rt.throttle.due(("signal", alias), at):
             yield from _send(signals.store_failed, alias=alias)
 
 
@@ -514,7 +514,7 @@ def _hit_store(rt: Runtime, alias: str, batch: list[Ask], at: int) -> Steps[None
     try:
         verdicts = yield from _ask_store(rt, alias, "hit", counters, at)
     except StoreError as error:
-        yield from _without_store(rt, alias, batch, at, error.cause)
+        yield from _without_store(rt, alias, batch, at, error)
         return
     _deal(batch, verdicts)
 
@@ -542,13 +542,13 @@ def _failed(cause: str) -> Verdict:
     return Verdict(False, False, 0, 0, 0, None, Reason.STORE_ERROR, cause)
 
 
-def _without_store(rt: Runtime, alias: str, batch: list[Ask], at: int, cause: str) -> Steps[None]:
+def _without_store(rt: Runtime, alias: str, batch: list[Ask], at: int, error: StoreError) -> Steps[None]:
     local = [ask for ask in batch if ask.scope.on_error == "local"]
     closed = any(ask.scope.on_error == "deny" and not ask.group for ask in batch)
     for ask in batch:
         ask.take = ask.cost
-        ask.verdicts = [_failed(cause) for _ in ask.counters]
-        yield from _say_store_error(rt, ask.scope, alias, cause)
+        ask.verdicts = [_failed(error.cause) for _ in ask.counters]
+        yield from _say_store_error(rt, ask.scope, alias, error)
     if local:
         share = rt.config.processes or 1
         counters = [counter for ask in local for counter in ask.fill(at, share)]
@@ -582,7 +582,7 @@ def _undo(rt: Runtime, taken: list[tuple[str, list[Ask]]], at: int) -> Steps[Non
                 try:
                     yield from _ask_store(rt, alias, "hit", counters, at)
                 except StoreError as error:
-                    yield from _say_store_error(rt, asks[0].scope, alias, error.cause)
+                    yield from _say_store_error(rt, asks[0].scope, alias, error)
             for ask in asks:
                 ask.verdicts = [
                     verdict._replace(
@@ -610,7 +610,7 @@ def _conclude(
             continue
         if decision.reason is Reason.STORE_ERROR:
             cause = next((v.cause for v in ask.verdicts if v.reason is Reason.STORE_ERROR), "")
-            yield from _say_store_error(rt, ask.scope, ask.scope.cache, cause)
+            yield from _say_store_error(rt, ask.scope, ask.scope.cache, StoreError(cause, outage=False))
             if not decision.allowed:
                 yield from _send(signals.denied, request=request, decision=decision)
         elif decision.reason is Reason.SHADOW or not decision.allowed:
@@ -847,7 +847,7 @@ def _settle(rt: Runtime, decision: Decision, total: int | None) -> Steps[Decisio
         try:
             verdicts = yield from _ask_store(rt, scope.cache, "hit", counters, at)
         except StoreError as error:
-            yield from _say_store_error(rt, scope, scope.cache, error.cause)
+            yield from _say_store_error(rt, scope, scope.cache, error)
             return decision
     rt.forget(scope.name, ledger.identity)
     rates = list(decision.rates)
@@ -885,7 +885,7 @@ def reset_flow(scope: Scope, identity: str) -> Steps[int]:
     try:
         return (yield from _forget_identity(rt, scope, identity, now()))
     except StoreError as error:
-        yield from _say_store_error(rt, scope, scope.cache, error.cause)
+        yield from _say_store_error(rt, scope, scope.cache, error)
         return 0
 
 
