@@ -547,12 +547,19 @@ def test_a_visitor_with_a_phone_asks_until_the_oracle_tires(fresh_site: Site, br
     assert "80 of 100 left" in browser.text("main")
 
 
-def test_the_demo_user_signs_in(fresh_site: Site, browser: Browser) -> None:
+def test_the_demo_user_signs_in_and_sees_the_counters_in_the_admin(fresh_site: Site, browser: Browser) -> None:
     browser.resize(1200, 800)
     browser.open(fresh_site.url + "/api/me/")
     browser.submit(username="demo", password="demo")
     assert json.loads(browser.text("body"))["user"] == "demo"
     browser.open(fresh_site.url + "/admin/")
     assert "Site administration" in browser.text("h1")
+    browser.open(fresh_site.url + "/admin/ratelimit_kv/livecounter/")
+    rows = browser.text("#result_list")
+    for said in ("api-me", "user:1", "1 / 10"):
+        assert said in rows
+    browser.resize(390, 844)
+    assert browser.ask(LOOKS)["wider"] <= 0
+    browser.resize(1200, 800)
     browser.open(fresh_site.url + "/")
     assert "Sign out" in browser.text("nav")
