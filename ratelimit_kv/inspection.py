@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 BATCH = 200
-"""Sliding windows that are read at once: each has two keys, and databases have a limit on the words of a query."""
+"""Counters that are judged at once: a sliding one has two keys, and databases have a limit on the words of a query."""
 PACE = 1000
 """Keys between two calls of ``watch``."""
 
@@ -108,8 +108,10 @@ class _Head(NamedTuple):
     previous: str
     """The same of the window before, for sliding windows."""
 
-    def row(self, identity: str, verdict: Verdict) -> LiveCounter | None:
-        """The counter as people see it, None when there is nothing in it."""
+    def row(self, identity: str, verdict: Verdict, over: bool = False) -> LiveCounter | None:
+        """The counter as people see it, None when there is nothing in it, or nothing ``over`` the limit."""
+        if over and (verdict.allowed or self.limit is None):
+            return None
         if self.template.kind == BAN:
             if verdict.reason is not Reason.BANNED:
                 return None
@@ -213,9 +215,7 @@ def live_counters(
     wanted = None if identity is None else _identities(config, names, identity)
     at = now()
     for one in _aliases(config, names) if alias is None else (alias,):
-        for row in _scan(config, one, names, identity, wanted, at, watch or (lambda seen: True)):
-            if not over or row.state is not State.WITHIN:
-                yield row
+        yield from _scan(config, one, names, identity, wanted, at, over, watch or (lambda seen: True))
 
 
 def lookup(config: Config, scope: str, identity: str, *, alias: str | None = None) -> Iterator[LiveCounter]:
@@ -229,7 +229,7 @@ def lookup(config: Config, scope: str, identity: str, *, alias: str | None = Non
             continue
         who = one.key.canonical(identity, config.identities)
         if one.rate is not None:
-            yield from _scan(config, one.cache, {one.name}, identity, {one.name: who}, at, lambda seen: True)
+            yield from _scan(config, one.cache, {one.name}, identity, {one.name: who}, at, False, lambda seen: True)
             continue
         heads = [head for _, head in _heads_of(one, at)]
         if heads:
@@ -270,6 +270,16 @@ def _counter(head: _Head, identity: str) -> Counter:
     return template._replace(key=start + head.current, previous=previous)
 
 
+class _Found(NamedTuple):
+    """A key that may belong to a live counter."""
+
+    head: _Head
+    identity: str
+    value: Any
+    is_current: bool
+    """Whether it is of the current window, and not of the one before."""
+
+
 def _scan(
     config: Config,
     alias: str,
@@ -277,19 +287,33 @@ def _scan(
     identity: str | None,
     wanted: Mapping[str, str] | None,
     at: int,
+    over: bool,
     watch: Watch,
 ) -> Iterator[LiveCounter]:
     store = get_store(alias)
+    found = _find(config, store, names, identity, wanted, at, watch)
+    while batch := list(itertools.islice(found, BATCH)):
+        yield from _judge(store, batch, at, over)
+
+
+def _find(
+    config: Config,
+    store: Store,
+    names: set[str] | None,
+    identity: str | None,
+    wanted: Mapping[str, str] | None,
+    at: int,
+    watch: Watch,
+) -> Iterator[_Found]:
     heads: dict[str, _Head | None] = dict(
-        found for scope in config.members.values() if scope.cache == alias for found in _heads_of(scope, at)
+        found for scope in config.members.values() if scope.cache == store.alias for found in _heads_of(scope, at)
     )
     prefix = f"{config.defaults.prefix}:"
     if names is not None:
         prefix = commonprefix([f"{prefix}{name}:" for name in names])  # noqa: RUF071 - by characters is what is meant
-    sliding: list[tuple[_Head, str, bool]] = []
     for seen, (key, value) in enumerate(store.scan(prefix)):
         if seen % PACE == 0 and not watch(seen):
-            break
+            return
         start, brace, rest = key.partition("{")
         who, end, window = rest.partition("}")
         start, window = start + brace, end + window
@@ -303,28 +327,26 @@ def _scan(
             continue
         if wanted is not None and who != wanted.get(head.scope, identity):
             continue
-        if head.template.kind == SLIDING:
-            if window in (head.current, head.previous):
-                sliding.append((head, who, window == head.current))
-            if len(sliding) == BATCH:
-                yield from _sliding(store, sliding, at)
-                sliding = []
-        elif window == head.current:
-            counter = head.template
-            row = head.row(who, observe([counter], [load(counter, value)], at)[0])
-            if row is not None:
-                yield row
-    if sliding:
-        yield from _sliding(store, sliding, at)
+        if window == head.current or (head.previous and window == head.previous):
+            yield _Found(head, who, value, window == head.current)
 
 
-def _sliding(store: Store, found: list[tuple[_Head, str, bool]], at: int) -> Iterator[LiveCounter]:
-    """Sliding windows weigh the window before, whose key may come at any time: both are read again, together."""
-    counters = [_counter(head, who) for head, who, _ in found]
-    for (head, who, is_current), counter, verdict in zip(found, counters, store.peek(counters, at), strict=True):
+def _judge(store: Store, batch: list[_Found], at: int, over: bool) -> Iterator[LiveCounter]:
+    plain = [found for found in batch if found.head.template.kind != SLIDING]
+    counters = [found.head.template for found in plain]
+    states = [load(counter, found.value) for counter, found in zip(counters, plain, strict=True)]
+    for found, verdict in zip(plain, observe(counters, states, at), strict=True):
+        row = found.head.row(found.identity, verdict, over)
+        if row is not None:
+            yield row
+    # Sliding windows weigh the window before, whose key may come at any time: both are read again, together.
+    sliding = [found for found in batch if found.head.template.kind == SLIDING]
+    counters = [_counter(found.head, found.identity) for found in sliding]
+    verdicts = store.peek(counters, at) if counters else []
+    for found, counter, verdict in zip(sliding, counters, verdicts, strict=True):
         # Told once: by the key of the current window when it holds something, else by the one before.
-        if (verdict.reset_after > counter.end - at) is is_current:
-            row = head.row(who, verdict)
+        if (verdict.reset_after > counter.end - at) is found.is_current:
+            row = found.head.row(found.identity, verdict, over)
             if row is not None:
                 yield row
 
@@ -399,7 +421,7 @@ def fullest(
                 if scope is not None and identity is not None:
                     stream = lookup(config, scope, identity, alias=alias)
                 else:
-                    stream = live_counters(config, scope, identity, alias=alias, watch=go_on)
+                    stream = live_counters(config, scope, identity, over=over, alias=alias, watch=go_on)
                 for row in stream:
                     found += 1
                     if not over or row.state is not State.WITHIN:

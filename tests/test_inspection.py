@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from freezegun import freeze_time
 from ratelimit_kv import hit, inspection, rate_limit, reset_all
 from ratelimit_kv.conf import get_config
 from ratelimit_kv.inspection import LiveCounter, State, fullest, live_counters, lookup, remove, scopes_in_force
-from ratelimit_kv.stores import CannotList, Store, StoreError, get_store, store_classes
+from ratelimit_kv.stores import CannotList, Entry, Store, StoreError, get_store, store_classes
 
 NOON = "2026-03-10 12:00:00"
 
@@ -90,7 +91,7 @@ def configure(settings: Any) -> Callable[..., None]:
     return change
 
 
-@pytest.fixture(params=["locmem", "database-sqlite", "redis"])
+@pytest.fixture(params=["locmem", "filebased", "database-sqlite", "pymemcache", "redis"])
 def anywhere(request: pytest.FixtureRequest, use_cache: Callable[..., Any], configure: Any) -> Any:
     """Each kind of store that can list."""
     return use_cache(request.param)
@@ -411,6 +412,25 @@ def test_a_listing_can_be_watched_and_ended(here: Any, monkeypatch: Any) -> None
     assert len(listing.rows) == 20
     assert not listing.is_complete
     assert len(list(live_counters(get_config(), watch=lambda keys: keys < 10))) == 10
+
+
+def test_many_counters_take_little_memory(here: Any, monkeypatch: Any) -> None:
+    hit("named", "user:1", cost=2)
+    (entry,) = (entry for entry in get_store("default").scan("rl:") if ":f60:" in entry.key)
+
+    def scan(self: Store, prefix: str) -> Iterator[Entry]:
+        for number in range(20_000):
+            yield Entry(entry.key.replace("user:1", f"user:{number}"), number % 4)
+
+    monkeypatch.setattr(type(get_store("default")), "scan", scan)
+    tracemalloc.start()
+    try:
+        listing = fullest(get_config(), "named", over=True, limit=10)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (len(listing.rows), listing.total) == (10, 5000)
+    assert peak < 2_000_000
 
 
 # ── Removing ──────────────────────────────────────────────────────────────────────────────────────────────
