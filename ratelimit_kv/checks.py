@@ -323,8 +323,9 @@ def _names(words: Iterable[str]) -> str:
     return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
 
 
-def _scope_names(scopes: Iterable[Scope]) -> str:
-    return _names(scope.name for scope in scopes)
+def _scopes(scopes: Iterable[Scope]) -> str:
+    names = {scope.name for scope in scopes}
+    return f"scope{'s' if len(names) > 1 else ''} {_names(map(repr, names))}"
 
 
 # ---------------------------------------------------------------------------------------------------------- the scopes
@@ -356,7 +357,7 @@ def middleware_is_there(site: Site) -> Iterator[CheckMessage]:
     if scopes and not site.ours:
         yield finding(
             "E004",
-            f"{_scope_names(scopes)}: PATHS and URL_NAMES have no effect without the middleware.",
+            f"In {_scopes(scopes)}, PATHS and URL_NAMES have no effect without the middleware.",
             f"Put '{MIDDLEWARE}' first into MIDDLEWARE, after SecurityMiddleware.",
         )
     if len(site.ours) > 1:
@@ -375,7 +376,7 @@ def leases_fit(site: Site) -> Iterator[CheckMessage]:
         if scope.lease > 1 and scope.lease * processes > smallest > 0:
             yield finding(
                 "E008",
-                f"{scope.name}: {processes} processes that lease {scope.lease} each need more than the limit {smallest}.",
+                f"Scope {scope.name!r}: {processes} processes that lease {scope.lease} each need more than the limit {smallest}.",
                 f"Set LEASE to {max(smallest // (processes * 2), 1)} or less.",
             )
 
@@ -388,7 +389,7 @@ def keys_are_asked(site: Site) -> Iterator[CheckMessage]:
                 asked = [word for word, parts in zip(words, scope.key.alternatives, strict=True) if not _always(parts)]
                 yield finding(
                     "W017",
-                    f"{scope.name}: in the key {scope.key.text!r}, {words[number]!r} always answers, "
+                    f"Scope {scope.name!r}: in the key {scope.key.text!r}, {words[number]!r} always answers, "
                     f"so {'|'.join(words[number + 1 :])!r} is never asked.",
                     f"Write {'|'.join((*asked, words[number]))!r}.",
                 )
@@ -424,7 +425,7 @@ def caches_work(site: Site) -> Iterator[CheckMessage]:
         if cache.store is None:
             yield finding(
                 "E006",
-                f"{cache}, where {_scope_names(users)} count, cannot be used: {cache.problem}",
+                f"{cache}, for {_scopes(users)}, cannot be used: {cache.problem}",
                 "Name an alias that works, in CACHE.",
             )
             continue
@@ -434,7 +435,8 @@ def caches_work(site: Site) -> Iterator[CheckMessage]:
                     word = next((word for word, known in ALGORITHMS.items() if known == kind), "")
                     yield finding(
                         "E007",
-                        f"{scope.name}: {cache} ({cache.store.name}) cannot run {f'{option} {word!r}' if word else option}.",
+                        f"Scope {scope.name!r}: {cache} ({cache.entry['BACKEND']}) cannot run "
+                        f"{f'{option} {word!r}' if word else option}.",
                         "Redis, Valkey and DatabaseCache run all of them. Set CACHE to such an alias.",
                     )
 
@@ -447,7 +449,7 @@ def keys_fit(site: Site) -> Iterator[CheckMessage]:
             if longest > room:
                 yield finding(
                     "E009",
-                    f"{scope.name}: keys in {cache} can have {longest} characters, and {room} is all it takes.",
+                    f"Scope {scope.name!r}: keys in {cache} can have {longest} characters, and {room} is all it takes.",
                     f"Shorten its KEY_PREFIX, {SETTING}['PREFIX'] or the scope's name by {longest - room} characters.",
                 )
 
@@ -577,9 +579,8 @@ POOL_OPTIONS = (
 def pools_are_their_own(site: Site) -> Iterator[CheckMessage]:
     for cache in site.caches:
         for alias, entry in site.project.caches.items() if cache.is_a(*DJANGO_REDIS) else ():
-            if alias == cache.alias or not set(_urls(entry)) & set(_urls(cache.entry)):
-                continue
-            if entry.get("BACKEND") != cache.entry["BACKEND"]:
+            is_alike = entry.get("BACKEND") == cache.entry["BACKEND"]
+            if alias == cache.alias or not is_alike or not set(_urls(entry)) & set(_urls(cache.entry)):
                 continue
             options = entry.get("OPTIONS") or {}
             different = [word for word in POOL_OPTIONS if options.get(word) != cache.options.get(word)]
@@ -647,7 +648,7 @@ def callers_are_known(site: Site) -> Iterator[CheckMessage]:
         if scopes and not site.has_layer(dotted):
             yield finding(
                 "W010",
-                f"{_scope_names(scopes)}: the key reads the {kind}, but '{dotted}' is not in MIDDLEWARE.",
+                f"The key of {_scopes(scopes)} reads the {kind}, but '{dotted}' is not in MIDDLEWARE.",
                 "Add it, or write a KEY that does without.",
             )
 
@@ -691,7 +692,7 @@ def clients_cannot_choose(site: Site) -> Iterator[CheckMessage]:
         if bare:
             yield finding(
                 "W013",
-                f"{scope.name}: clients make up a part of the key {scope.key.text!r}, and with each new value have a new "
+                f"Scope {scope.name!r}: clients make up a part of the key {scope.key.text!r}, and with each new value have a new "
                 f"budget, on {_names(bare)}.",
                 "Add a CEILING, for example 5, or a limit by 'ip' in the same places.",
             )
@@ -791,7 +792,7 @@ def users_are_known_in_time(site: Site) -> Iterator[CheckMessage]:
         if late:
             yield finding(
                 "W016",
-                f"{scope.name} counts users before the view runs, where those who come with a token are still anonymous: "
+                f"Scope {scope.name!r} counts users before the view runs, where those who come with a token are still anonymous: "
                 f"{_names(late)}.",
                 "Name the scope on these views, with @rate_limit below @api_view or as a throttle, and exempt their URL.",
             )

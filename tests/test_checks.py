@@ -494,6 +494,7 @@ def test_W008_one_pool_for_two_aliases(ids: Any) -> None:
     assert ids(cache=DJANGO_REDIS, caches={"default": slow}) == ["W008"]
     assert ids(cache=DJANGO_REDIS, caches={"default": {**slow, "LOCATION": ["redis://127.0.0.1:1/1"]}}) == ["W008"]
     assert ids(cache=DJANGO_REDIS, caches={"default": {**slow, "LOCATION": "redis://127.0.0.1:1/2"}}) == []
+    assert ids(cache=DJANGO_REDIS, caches={"default": {**REDIS, "LOCATION": DJANGO_REDIS["LOCATION"]}}) == []
     # Options that the pool does not depend on, and Django's backend, which has a pool for each cache.
     other = {**DJANGO_REDIS, "OPTIONS": {**DJANGO_REDIS["OPTIONS"], "IGNORE_EXCEPTIONS": True}}
     assert ids(cache=DJANGO_REDIS, caches={"default": other}) == []
