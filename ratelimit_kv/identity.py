@@ -357,16 +357,39 @@ class Key:
         """The identity that a person means by ``user:42``, ``ip:2001:db8::1`` or what a list showed: as requests have it.
 
         A value that is written in encoded form already, or as a digest (``~...``), is taken as it is.
-        Raises ValueError for a kind that no identity of this key has.
+        Raises ValueError for what is no identity at all.
         """
         text = text.strip()
-        pieces = _PIECES.split(text)
-        if len(pieces) == 1 and text.startswith("all:~"):
+        if (mine := self.find(text, ids)) is not None:
+            return mine
+        if text.startswith("all:~"):
             return text
-        written = [self._canonical_part(piece, ids) for piece in pieces]
+        written = [self._canonical_part(piece, ids) for piece in _PIECES.split(text)]
         return written[0] if len(written) == 1 else ids.join(written)
 
-    def _canonical_part(self, text: str, ids: Identities) -> str:
+    def find(self, text: str, ids: Identities, ip_stands_in: bool = False) -> str | None:
+        """As :meth:`canonical`, None for whom this key does not count. Of several parts it takes those that it asks for.
+
+        ``ip_stands_in``: whether an address alone is counted too, that of a caller without an identity.
+        """
+        text = text.strip()
+        if text.startswith("all:~") and "+" not in text:
+            return text if any(len(alternative) > 1 for alternative in self.alternatives) else None
+        pieces = _PIECES.split(text)
+        for alternative in self.alternatives:
+            rest, mine = list(pieces), []
+            for part in alternative:
+                piece = next((one for one in rest if one.partition(":")[0] == part.kind), None)
+                if piece is None:
+                    break
+                rest.remove(piece)
+                mine.append(self._canonical_part(piece, ids, part))
+            else:
+                return mine[0] if len(mine) == 1 else ids.join(mine)
+        address = next((one for one in pieces if one.startswith("ip:")), None)
+        return self._canonical_part(address, ids, Part("ip")) if ip_stands_in and address is not None else None
+
+    def _canonical_part(self, text: str, ids: Identities, part: Part | None = None) -> str:
         kind, colon, value = text.partition(":")
         if text == "everyone":
             return text
@@ -377,8 +400,7 @@ class Key:
             )
         if value.startswith("~"):
             return text
-        mine = [part for alternative in self.alternatives for part in alternative if part.kind == kind]
-        part = mine[0] if mine else Part(kind)
+        part = part or Part(kind)
         if kind == "ip":
             if value == "unknown":
                 return "ip:unknown"

@@ -997,11 +997,8 @@ def _hit(name: str, who: Any, cost: int | None) -> Steps[Decision]:
 
 def _asks(rt: Runtime, name: str, scopes: Sequence[Scope], identity: str, cost: int | None) -> list[Ask]:
     """For an identity that a person or a task names: the scopes of the family whose key can make it."""
-    ids = rt.config.identities
-    kinds = {piece.partition(":")[0] for piece in identity.strip().split("+")}
     asks: list[Ask] = []
-    fitting = [scope for scope in scopes if kinds & _kinds(scope)] or list(scopes[:1])
-    for scope in fitting:
+    for scope, who in _named(rt, scopes, identity):
         if scope.mode == "off" or (scope.plan is None and scope.rate is None):
             continue
         if scope.plan is None:
@@ -1009,13 +1006,24 @@ def _asks(rt: Runtime, name: str, scopes: Sequence[Scope], identity: str, cost: 
                 f"The rate of scope {name!r} is a function of the request. Pass the request, not {identity!r}."
             )
         weight = cost if cost is not None else scope.cost if isinstance(scope.cost, int) else 1
-        asks.append(Ask(scope, scope.plan, scope.key.canonical(identity, ids), weight, len(asks)))
+        asks.append(Ask(scope, scope.plan, who, weight, len(asks)))
     return asks
 
 
-def _kinds(scope: Scope) -> set[str]:
-    kinds = {part.kind for alternative in scope.key.alternatives for part in alternative}
-    return kinds | ({"ip"} if scope.on_missing == "ip" else set())
+def _named(rt: Runtime, scopes: Sequence[Scope], identity: str) -> list[tuple[Scope, str]]:
+    """Those of the scopes that count such a caller, each with its identity for him. Raises ValueError if none does."""
+    ids = rt.config.identities
+    found = [
+        (scope, who)
+        for scope in scopes
+        if (who := scope.key.find(identity, ids, ip_stands_in=scope.on_missing == "ip")) is not None
+    ]
+    if not found:
+        for scope in scopes:
+            scope.key.canonical(identity, ids)  # says what is wrong with what is no identity at all
+        keys = " and ".join(sorted({repr(scope.key.text) for scope in scopes}))
+        raise ValueError(f"{identity!r} is no identity that is counted here: this scope counts by {keys}.")
+    return found
 
 
 def _check_cost(cost: Any) -> None:
@@ -1055,10 +1063,8 @@ def _reset(name: str, identity: str) -> Steps[int]:
     scopes = rt.config.family(name)
     at = now()
     removed = 0
-    ids = rt.config.identities
-    kinds = {piece.partition(":")[0] for piece in identity.strip().split("+")}
-    for scope in [scope for scope in scopes if kinds & _kinds(scope)] or scopes[:1]:
-        removed += yield from _forget_identity(rt, scope, scope.key.canonical(identity, ids), at)
+    for scope, who in _named(rt, scopes, identity):
+        removed += yield from _forget_identity(rt, scope, who, at)
     return removed
 
 
