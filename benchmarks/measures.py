@@ -43,7 +43,7 @@ SITUATIONS = {
 }
 """Each situation that is timed, and the proof that it stands on."""
 
-LEFT_OUT = "left out: there was no time left"
+LEFT_OUT = "left out: there was no time"
 FEWEST_ROUNDS = 3
 
 TIMEOUT = 0.25
@@ -88,7 +88,7 @@ FULL = Size(
     outage_bound=12,
 )
 QUICK = Size(
-    seconds=120,
+    seconds=150,
     situations=("allowed", "denied", "three", "async", "exempt", "no-scope"),
     rounds=3,
     round_us=3_000,
@@ -124,6 +124,14 @@ class Plan:
 
     def some_on(self, backends: Iterable[str]) -> list[str]:
         return [backend for backend in backends if backend in self.backends and self.on(backend)]
+
+    def in_time(self, backends: Iterable[str], results: dict[str, Any]) -> Iterator[str]:
+        """The same one by one, until time is over; of the rest the results say so."""
+        for backend in self.some_on(backends):
+            if self.late:
+                results[backend] = {name: {"error": LEFT_OUT} for name in self.on(backend)}
+            else:
+                yield backend
 
 
 class Farm:
@@ -212,6 +220,7 @@ def times(plan: Plan, farm: Farm) -> dict[str, Any]:
         start = time.monotonic()
         for number, backend in enumerate(backends, 1):
             plan.say(f"timing {backend}")
+            farm.redis.flushall()  # two backends on one server: the everyone of one is the everyone of the other
             until = start + (plan.until - start) * number / len(backends)
             results[backend] = _times_on(replace(plan, until=until), farm.backend(backend), raw[0], units)
     return {
@@ -262,6 +271,10 @@ def _times_on(plan: Plan, backend: Backend, raw: Worker, units: dict[str, list[f
                         del taking_part[worker]
             for worker, rounds in taking_part.items():
                 table[worker.name][situation] = rounds.summary()
+                if backend.name in (DJANGO_REDIS, LOCMEM):
+                    with contextlib.suppress(NotSupported):
+                        bytecodes, calls = worker.work(situation)
+                        table[worker.name][situation] |= {"bytecodes": bytecodes, "calls": calls}
     return table
 
 
@@ -286,32 +299,13 @@ def _references(raw: Worker, size: Size, units: dict[str, list[float]]) -> None:
     units["async evalsha"].append(_unit(raw, "async", size).median)
 
 
-def work(plan: Plan, farm: Farm) -> dict[str, Any]:
-    """Bytecodes and calls that a limit adds: ``{backend: {adapter: {situation: [bytecodes, calls] or why not}}}``."""
-    results: dict[str, Any] = {}
-    for backend in plan.some_on((DJANGO_REDIS, LOCMEM)):
-        plan.say(f"counting bytecodes on {backend}")
-        with workers(plan.on(backend), farm.backend(backend)) as (crew, failed):
-            results[backend] = {name: {"error": why} for name, why in failed.items()}
-            for worker in crew:
-                results[backend][worker.name] = row = {}
-                for situation in plan.size.situations:
-                    try:
-                        row[situation] = LEFT_OUT if plan.late else worker.work(situation)
-                    except NotSupported as reason:
-                        row[situation] = f"not supported: {reason}".rstrip(": ")
-                    except Failed as error:
-                        row[situation] = str(error)
-    return results
-
-
 # -- the wire ------------------------------------------------------------------------------------------------
 
 
 def wire(plan: Plan, farm: Farm) -> dict[str, Any]:
     """Round trips and commands of one request: ``{backend: {adapter: {step: [trips, commands]}}}``."""
     results: dict[str, Any] = {}
-    for backend in plan.some_on(plan.size.wire_on):
+    for backend in plan.in_time(plan.size.wire_on, results):
         plan.say(f"counting on {backend}")
         server = farm.server_of(backend)
         proxy = Proxy(farm.ports[server], server) if server else None
@@ -319,7 +313,7 @@ def wire(plan: Plan, farm: Farm) -> dict[str, Any]:
             with workers(plan.on(backend), farm.backend(backend, proxy and proxy.port)) as (crew, failed):
                 results[backend] = {name: {"error": why} for name, why in failed.items()}
                 for worker in crew:
-                    results[backend][worker.name] = {"error": LEFT_OUT} if plan.late else _wire_of(worker, proxy)
+                    results[backend][worker.name] = _wire_of(worker, proxy)
         finally:
             if proxy:
                 proxy.close()
@@ -357,14 +351,11 @@ def _wire_of(worker: Worker, proxy: Proxy | None) -> dict[str, Any]:
 def exactness(plan: Plan, farm: Farm, processes: int = 8, each: int = 50) -> dict[str, Any]:
     """How often each answer came when 8 processes send 50 requests of one caller against a limit of 100."""
     results: dict[str, Any] = {}
-    for backend in plan.some_on(plan.size.exact_on):
+    for backend in plan.in_time(plan.size.exact_on, results):
         plan.say(f"{processes} processes on {backend}")
         with workers(plan.on(backend), farm.backend(backend)) as (crew, failed):
             results[backend] = {name: {"error": why} for name, why in failed.items()}
             for worker in crew:
-                if plan.late:
-                    results[backend][worker.name] = {"error": LEFT_OUT}
-                    continue
                 try:
                     results[backend][worker.name] = worker.admit(("ip100",), processes, each, 7)
                 except Failed as error:
@@ -528,45 +519,51 @@ def memory(plan: Plan, farm: Farm) -> dict[str, Any]:
     """Bytes of Redis that one more identity takes: the difference in used_memory of a server of its own."""
     results: dict[str, Any] = {}
     names = plan.on(DJANGO_REDIS) if DJANGO_REDIS in plan.backends else []
-    plan.say(f"memory of {plan.size.identities:,} identities")
-    with contextlib.ExitStack() as stack:
-        filling: list[tuple[Worker, redis_client.Redis, int]] = []
-        for name in names:
-            _, its = stack.enter_context(_victim())
-            (crew, failed) = stack.enter_context(workers([name], its.backend(DJANGO_REDIS)))
-            try:
-                (worker,) = crew
-                worker.fill(0, 1)  # its scripts and connections
-                filling.append((worker, its.redis, its.redis.info("memory")["used_memory"]))
-                worker.order("fill", 1, plan.size.identities)
-            except (Failed, ValueError) as error:
-                results[name] = {"error": failed.get(name, str(error))}
-        for worker, client, before in filling:
-            try:
-                worker.answer(patience=max(plan.until - time.monotonic(), 1))
-                used = client.info("memory")["used_memory"] - before
-                results[worker.name] = {
-                    "bytes": round(used / plan.size.identities, 1),
-                    "keys": client.dbsize(),
-                }
-            except Failed as error:
-                results[worker.name] = {"error": str(error)}
+    for pair in (
+        names[i : i + 2] for i in range(0, len(names), 2)
+    ):  # two at a time: one fills while the other's server works
+        if plan.late:
+            results |= {name: {"error": LEFT_OUT} for name in pair}
+            continue
+        plan.say(f"memory of {plan.size.identities:,} identities, {' and '.join(pair)}")
+        with contextlib.ExitStack() as stack:
+            filling: list[tuple[Worker, redis_client.Redis, int]] = []
+            for name in pair:
+                _, its = stack.enter_context(_victim())
+                crew, failed = stack.enter_context(workers([name], its.backend(DJANGO_REDIS)))
+                try:
+                    (worker,) = crew
+                    worker.fill(0, 1)  # its scripts and connections
+                    filling.append((worker, its.redis, its.redis.info("memory")["used_memory"]))
+                    worker.order("fill", 1, plan.size.identities)
+                except (Failed, ValueError) as error:
+                    results[name] = {"error": failed.get(name, str(error))}
+            for worker, client, before in filling:
+                try:
+                    worker.answer(patience=240)
+                    used = client.info("memory")["used_memory"] - before
+                    results[worker.name] = {
+                        "bytes": round(used / plan.size.identities, 1),
+                        "keys": client.dbsize(),
+                    }
+                except Failed as error:
+                    results[worker.name] = {"error": str(error)}
     return results
 
 
 def growth(plan: Plan, farm: Farm) -> dict[str, Any]:
-    """What one request costs among so many identities, in units: ``{backend: {population: summary}}``."""
+    """What one request costs among so many identities: ``{backend: {adapter: {population: summary}}}``."""
     results: dict[str, Any] = {}
     if OURS[0] not in plan.adapters:
         return results
     with workers([RawEvalsha.name], farm.backend(DJANGO_REDIS)) as (raw, _):
-        for backend in plan.some_on((DJANGO_REDIS, LOCMEM, SQLITE, POSTGRES)):
+        for backend in plan.in_time((DJANGO_REDIS, LOCMEM, SQLITE, POSTGRES), results):
             plan.say(f"growth on {backend}")
-            results[backend] = {}
+            results[backend] = {OURS[0]: (row := {})}
             with workers([OURS[0]], farm.backend(backend)) as (crew, failed):
                 for have, want in zip((0, *plan.size.population), plan.size.population, strict=False):
                     if plan.late:
-                        results[backend][want] = LEFT_OUT
+                        row[want] = LEFT_OUT
                         continue
                     try:
                         crew[0].grow(have, want)
@@ -575,9 +572,9 @@ def growth(plan: Plan, farm: Farm) -> dict[str, Any]:
                         for _ in range(plan.size.rounds):
                             unit = _unit(raw[0], situation, plan.size)
                             rounds.add(*crew[0].round(situation, rounds.calls), unit)
-                        results[backend][want] = rounds.summary()
+                        row[want] = rounds.summary()
                     except (Failed, IndexError) as error:
-                        results[backend][want] = str(failed.get(OURS[0], error))
+                        row[want] = str(failed.get(OURS[0], error))
                         break
     farm.redis.flushall()
     return results

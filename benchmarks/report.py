@@ -87,24 +87,25 @@ def _times(times: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _work(work: dict[str, Any]) -> str:
+def _work(times: dict[str, Any]) -> str:
     parts = [
         "## Work that a limit adds to a view",
         "",
         "Bytecodes of Python, in brackets calls of functions, in the thread of the request: what `sys.monitoring` "
         "counts, so the same in every run. C code, the server and other threads are not in it.",
     ]
-    for backend, limiters in work.items():
-        used = [s for s in HEADINGS if any(isinstance(row.get(s), list | tuple) for row in limiters.values())]
+    for backend, limiters in times["backends"].items():
+        used = [s for s in HEADINGS if any("bytecodes" in row.get(s, ()) for row in limiters.values())]
         rows = [[name, *(_counts(row.get(s)) for s in used)] for name, row in limiters.items()]
-        parts += ["", f"### {backend}", "", table(["limiter", *(HEADINGS[s] for s in used)], rows)]
+        if used:
+            parts += ["", f"### {backend}", "", table(["limiter", *(HEADINGS[s] for s in used)], rows)]
     return "\n".join(parts)
 
 
-def _counts(counts: Any) -> str:
-    if isinstance(counts, list | tuple):
-        return f"{counts[0]} ({counts[1]})"
-    return "–" if counts is None or str(counts).startswith("not supported") else "✗"
+def _counts(summary: Any) -> str:
+    if isinstance(summary, dict):
+        return f"{summary['bytecodes']} ({summary['calls']})" if "bytecodes" in summary else "–"
+    return _ratio(summary)
 
 
 def _name(name: str, backend: str) -> str:
@@ -242,18 +243,16 @@ def _memory(memory: dict[str, Any]) -> str:
 
 
 def _growth(growth: dict[str, Any]) -> str:
-    populations = list(dict.fromkeys(int(p) for grown in growth.values() for p in grown))
-    rows = [
-        [backend, *(_ratio({int(k): v for k, v in grown.items()}.get(p)) for p in populations)]
-        for backend, grown in growth.items()
-    ]
+    grown = {backend: next(iter(limiters.values())) for backend, limiters in growth.items()}
+    populations = list(dict.fromkeys(p for row in grown.values() for p in row if p != "error"))
+    rows = [[backend, *(_ratio(row.get(p, row.get("error"))) for p in populations)] for backend, row in grown.items()]
     return "\n".join(
         [
             "## Cost among so many identities",
             "",
             "One allowed request of ours, in units of one EVALSHA in the same round.",
             "",
-            table(["backend", *(f"{p:,}" for p in populations)], rows),
+            table(["backend", *(f"{int(p):,}" for p in populations)], rows),
         ]
     )
 
@@ -274,8 +273,7 @@ def _server(server: dict[str, Any]) -> str:
 
 
 SECTIONS = {
-    "times": _times,
-    "work": _work,
+    "times": lambda times: f"{_times(times)}\n\n{_work(times)}",
     "wire": _wire,
     "exactness": _exactness,
     "leases": _leases,
