@@ -19,7 +19,7 @@ from django.views.decorators.cache import never_cache
 from django.views.generic import FormView, TemplateView
 
 from .conf import get_config
-from .inspection import Listing, duration, fullest, remove, store_facts
+from .inspection import Listing, counted_as, duration, fullest, remove, store_facts
 from .limiter import aliases, ticks
 from .models import LiveCounter
 from .stores import CannotList, StoreError
@@ -129,7 +129,7 @@ class CountersPage(_Page):
                     "window": duration(row.window) if row.window else "at once",
                     "resets_in": duration(row.resets_in),
                     # A scope that is gone has no keys that could be worked out; its counters expire.
-                    "value": f"{row.scope} {row.identity}" if row.scope in config.members else "",
+                    "value": f"{row.scope} {row.identity}" if counted_as(config, row.scope, row.identity) else "",
                 }
                 for row in listing.rows
             ],
@@ -158,11 +158,12 @@ class ResetForm(forms.Form):
         for text in self.cleaned_data["counter"]:
             scope, _, identity = text.partition(" ")
             try:
-                pairs[scope, config.members[scope].key.canonical(identity, config.identities)] = None
-            except (KeyError, ValueError):
-                raise forms.ValidationError(
-                    "One of these counters is not known here: %(text)s", params={"text": text}
-                ) from None
+                who = counted_as(config, scope, identity)
+            except ValueError:
+                who = None
+            if who is None:
+                raise forms.ValidationError("One of these counters is not known here: %(text)s", params={"text": text})
+            pairs[scope, who] = None
         return list(pairs)
 
 

@@ -104,7 +104,7 @@ _STATUS = {Reason.STORE_ERROR: 503, Reason.CALLABLE_ERROR: 503, Reason.MISSING: 
 
 
 def tightest(decisions: Iterable[Decision]) -> Decision | None:
-    """The decision a caller should be told about: the denial with the longest wait, else the least left in proportion.
+    """The decision a caller should be told about: the denial with the longest wait, else the one with the least left.
 
     A denial that no wait cures outranks every wait. None when there is nothing with a number in it.
     """
@@ -115,7 +115,7 @@ def tightest(decisions: Iterable[Decision]) -> Decision | None:
             wait = decision.retry_after
             mine = (0, float("-inf")) if wait is None else (0, -wait)
         elif decision.remaining is not None and decision.limit is not None:
-            mine = (1, decision.remaining / decision.limit if decision.limit else 0.0)
+            mine = (1, decision.remaining)  # what he can still do, whatever the share
         else:
             mine = (2, 0.0)
         if best is None or mine < rank:

@@ -11,7 +11,7 @@ from django.http import HttpRequest
 
 from . import door
 from .exceptions import RateLimited
-from .limiter import RequestLimits, inner, limits_of, runtime
+from .limiter import RequestLimits, aquick, inner, limits_of, quick, runtime
 from .marks import EXEMPT, HERE, MARKS, Here, Mark, here
 from .scopes import NAME, OPTIONS, Defaults, did_you_mean, parse_cost, parse_family
 from .steps import arun, run
@@ -158,7 +158,7 @@ def _enter(view: Any, marks: tuple[Mark, ...], request: HttpRequest) -> tuple[Re
     scopes: Any = plan.all_scopes
     if decided:
         scopes = [scope for mark, own in zip(marks, plan.scopes, strict=True) if mark not in decided for scope in own]
-    decided.update(marks)
+    limits.counted_here = decided.union(marks)
     if plan.any_method and request.method != "OPTIONS":
         return limits, scopes
     return limits, door.applicable(rt.config, scopes, request, resolved)
@@ -172,7 +172,8 @@ def _around(
     kwargs: dict[str, Any],
 ) -> Any:
     limits, scopes = _enter(view, marks, request)
-    refusal = run(door.begin(request, scopes)) if scopes else None
+    short: Any = quick(request, limits, scopes) if scopes else True
+    refusal = None if short is True else run(door.begin(request, scopes, short))
     if limits.door:  # an outer door finishes
         return view(*args, **kwargs) if refusal is None else refusal
     limits.door = "decorator"
@@ -185,7 +186,7 @@ def _around(
     except BaseException as error:
         run(door.fail(request, error))
         raise
-    return run(door.finish(request, response))
+    return response if door.tell(request, response, limits) else run(door.finish(request, response))
 
 
 async def _around_async(
@@ -196,7 +197,8 @@ async def _around_async(
     kwargs: dict[str, Any],
 ) -> Any:
     limits, scopes = _enter(view, marks, request)
-    refusal = await arun(door.begin(request, scopes)) if scopes else None
+    short: Any = await aquick(request, limits, scopes) if scopes else True
+    refusal = None if short is True else await arun(door.begin(request, scopes, short))
     if limits.door:  # an outer door finishes
         return await view(*args, **kwargs) if refusal is None else refusal
     limits.door = "decorator"
@@ -209,7 +211,7 @@ async def _around_async(
     except BaseException as error:
         await arun(door.fail(request, error))
         raise
-    return await arun(door.finish(request, response))
+    return response if door.tell(request, response, limits) else await arun(door.finish(request, response))
 
 
 @overload

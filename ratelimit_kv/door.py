@@ -15,12 +15,12 @@ from .conf import Config, get_config
 from .conf import is_exempt as is_exempt_from
 from .decisions import Decision, tightest
 from .exceptions import RateLimited
-from .limiter import RequestLimits, Runtime, check_flow, limits_of, logger, reset_flow, runtime, settle_flow, ticks
+from .limiter import RequestLimits, Runtime, check_flow, give_back_flow, limits_of, logger, reset_flow, runtime, ticks
 from .marks import Mark, exempt_methods, is_exempt, shows, view_class_of
 from .scopes import Scope
 from .steps import Steps, run
 
-__all__ = ["ViewPlan", "applicable", "begin", "fail", "finish", "plan_of", "refuse"]
+__all__ = ["ViewPlan", "applicable", "begin", "fail", "finish", "plan_of", "refuse", "tell"]
 
 STOCK_OPTIONS = ("django.views.generic.base", "rest_framework.views")
 """Modules whose ``options()`` only describes the view."""
@@ -92,9 +92,14 @@ def applicable(config: Config, scopes: Iterable[Scope], request: HttpRequest, vi
     ]
 
 
-def begin(request: HttpRequest, scopes: Sequence[Scope]) -> Steps[HttpResponseBase | None]:
-    """Decide the scopes. The refusal if one denied, None when the view may go on."""
-    limits = yield from check_flow(request, scopes)
+def begin(
+    request: HttpRequest, scopes: Sequence[Scope], started: Steps[RequestLimits] | None = None
+) -> Steps[HttpResponseBase | None]:
+    """Decide the scopes. The refusal if one denied, None when the view may go on.
+
+    ``started``: the flow of a hit that ``limiter.quick`` has sent already.
+    """
+    limits = yield from (check_flow(request, scopes) if started is None else started)
     if not limits.has_denied:
         return None
     names = {scope.name for scope in scopes}
@@ -123,7 +128,7 @@ def _refusal(
 def finish(request: HttpRequest, response: Any) -> Steps[Any]:
     """After the view: give back what should not count, release what is in flight, tell the numbers."""
     limits = limits_of(request)
-    if limits.finished or not limits.by_name:
+    if (limits.finished and not limits.asks) or not limits.by_name:
         return response
     limits.finished = True
     config = get_config()
@@ -131,6 +136,17 @@ def finish(request: HttpRequest, response: Any) -> Steps[Any]:
     if isinstance(response, HttpResponseBase):
         http.write_headers(config, request, response, limits)
     return response
+
+
+def tell(request: HttpRequest, response: Any, limits: RequestLimits) -> bool:
+    """The short end of a request that went the short way: nothing to give back, only numbers to tell.
+
+    False when there is more to do, which is :func:`finish`'s.
+    """
+    if not limits.asks or limits._by_name or not isinstance(response, HttpResponseBase):
+        return False
+    limits.finished = True
+    return http.write_numbers(get_config(), request, response, limits.asks)
 
 
 def fail(request: HttpRequest, error: BaseException) -> Steps[None]:
@@ -145,9 +161,9 @@ def fail(request: HttpRequest, error: BaseException) -> Steps[None]:
     if isinstance(error, Exception):
         yield from _outcomes(request, http.response_of(error), limits)
     else:
-        for name, decision in list(limits.by_name.items()):
+        for name in list(limits.by_name):
             if limits.scopes[name].algorithm == CONCURRENT:
-                limits.by_name[name] = yield from settle_flow(decision, 0)
+                yield from give_back_flow(limits, name)
 
 
 def _outcomes(request: HttpRequest, response: Any, limits: RequestLimits) -> Steps[None]:
@@ -158,21 +174,19 @@ def _outcomes(request: HttpRequest, response: Any, limits: RequestLimits) -> Ste
         if not scope.gives_back:
             continue
         if scope.algorithm == CONCURRENT:
-            if decision.receipt is None:
-                continue
-            if getattr(response, "streaming", False):
+            if getattr(response, "streaming", False) and limits.charged(name):
                 _release_when_closed(limits, name, response)
             else:
-                limits.by_name[name] = yield from settle_flow(decision, 0)
+                yield from give_back_flow(limits, name)
             continue
-        if can_judge and scope.count_if is not None and decision.receipt is not None:
+        if can_judge and scope.count_if is not None and limits.charged(name):
             counts = yield from _judge(scope, scope.count_if, request, response, True)
             if not counts:
-                limits.by_name[name] = yield from settle_flow(decision, 0)
+                yield from give_back_flow(limits, name)
         if can_judge and scope.reset_if is not None and decision.allowed and decision.identity:
             resets = yield from _judge(scope, scope.reset_if, request, response, False)
             if resets:
-                yield from reset_flow(scope, decision.identity)
+                yield from reset_flow(scope, decision)
 
 
 def _judge(scope: Scope, function: Any, request: HttpRequest, response: Any, default: bool) -> Steps[bool]:
@@ -190,7 +204,6 @@ def _release_when_closed(limits: RequestLimits, name: str, response: Any) -> Non
 
     class Release:
         def close(self) -> None:
-            decision = limits.by_name[name]
-            limits.by_name[name] = run(settle_flow(decision, 0))
+            run(give_back_flow(limits, name))
 
     response._resource_closers.append(Release().close)

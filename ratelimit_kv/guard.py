@@ -69,6 +69,11 @@ class Breaker:
     def _cap(self) -> float:
         return max(LONGEST_REST, self.seconds)
 
+    @property
+    def is_troubled(self) -> bool:
+        """Whether there has been a failure that an answer should be told after."""
+        return self._in_a_row > 0 or bool(self._recent)
+
     def retry_after(self, ticks: float) -> float:
         """Seconds until the next probe: what a 503 tells the client."""
         return max(self._probe_at - ticks, 1.0) if self.is_open else 1.0
@@ -216,6 +221,10 @@ class DeniedMemory:
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def __contains__(self, caller: tuple[str, str]) -> bool:
+        """Whether a scope and identity are in here, whatever that is worth by now."""
+        return caller in self._known
 
     def find(
         self, scope: str, identity: str, token: int, cost: int, costliest: int, now: int, ticks: float

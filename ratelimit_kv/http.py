@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -23,10 +24,11 @@ from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
 from django.template import loader
 
+from .algorithms import MAX_COUNT, MICROSECOND
 from .callables import CallableError
 from .conf import Config
 from .decisions import Decision, Reason, tightest
-from .limiter import RequestLimits
+from .limiter import Ask, RequestLimits
 from .rates import ceil_seconds
 from .scopes import Scope
 from .steps import Steps
@@ -198,10 +200,7 @@ def write_headers(config: Config, request: HttpRequest, response: Any, limits: R
     mine = [
         decision
         for decision in limits.by_name.values()
-        if decision.remaining is not None
-        and (scope := scopes[decision.scope]).key.is_private
-        and not scope.quiet
-        and scope.mode == "enforce"
+        if decision.remaining is not None and scopes[decision.scope].tells
     ]
     if not mine or _is_shared(request, response):
         return
@@ -232,6 +231,51 @@ def write_headers(config: Config, request: HttpRequest, response: Any, limits: R
                 name = candidate
     after = best.retry_after if best.retry_after is not None and not best.allowed else best.reset_after
     headers["RateLimit"] = f'"{name}";r={best.remaining};t={ceil_seconds(after)}'
+
+
+def write_numbers(config: Config, request: HttpRequest, response: Any, asks: Sequence[Ask]) -> bool:
+    """As :func:`write_headers`, for hits that passed: without making decisions of them. False if it cannot."""
+    style = config.headers
+    if style == "none":
+        return True
+    if style != "draft":
+        return False
+    mine = [ask for ask in asks if ask.scope.tells]
+    if not mine or _is_shared(request, response):
+        return True
+    headers = response.headers
+    if "RateLimit" in headers or "RateLimit-Policy" in headers:
+        return True
+    least, name, reset_after = MAX_COUNT + 1, "", 0
+    for ask in mine:
+        for verdict, own in zip(ask.verdicts, _names(ask), strict=True):
+            if verdict.remaining < least:
+                least, name, reset_after = verdict.remaining, own, verdict.reset_after
+    headers["RateLimit-Policy"] = _policies(mine[0]) if len(mine) == 1 else ", ".join([_policies(ask) for ask in mine])
+    headers["RateLimit"] = f'"{name}";r={least};t={max(1, -(-reset_after // MICROSECOND))}'
+    return True
+
+
+_told: dict[int, tuple[tuple[str, ...], str]] = {}
+"""By the token of a plan: the names of its policies, and what is said of them."""
+
+
+def _names(ask: Ask) -> tuple[str, ...]:
+    told = _told.get(ask.plan.token)
+    if told is None:
+        name, plan = ask.scope.name, ask.plan
+        names = (name,) if len(plan.rates) == 1 else tuple(f"{name}.{rate.period}s" for rate in plan.rates)
+        said = ", ".join(
+            _policy(own, limit, rate.period) for own, limit, rate in zip(names, plan.limits, plan.rates, strict=True)
+        )
+        if len(_told) > 4096:  # plans come and go with the answers of RATE callables
+            _told.clear()
+        told = _told[ask.plan.token] = (names, said)
+    return told[0]
+
+
+def _policies(ask: Ask) -> str:
+    return _told[ask.plan.token][1]
 
 
 def _is_shared(request: HttpRequest, response: Any) -> bool:

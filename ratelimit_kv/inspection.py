@@ -15,6 +15,7 @@ from . import marks
 from .algorithms import BAN, BUCKET, CONCURRENT, MAX_COUNT, MICROSECOND, SLIDING, Counter, Verdict, load, observe
 from .conf import Config
 from .decisions import Reason
+from .identity import parse_key
 from .limiter import aliases, now, reset, reset_all
 from .rates import MAX_CONCURRENT, MAX_PERIOD, Rate, ceil_seconds
 from .scopes import ALGORITHMS, Ban, Scope
@@ -27,6 +28,7 @@ __all__ = [
     "ScopeInForce",
     "State",
     "StoreFacts",
+    "counted_as",
     "duration",
     "facts_table_markdown",
     "fullest",
@@ -212,7 +214,7 @@ def live_counters(
     for an identity that is none, CannotList and StoreError for a cache that cannot list or does not answer.
     """
     names = None if scope is None else {one.name for one in config.family(scope)}
-    wanted = None if identity is None else _identities(config, names, identity)
+    wanted = None if identity is None else _callers(config, names, identity)
     at = now()
     for one in _aliases(config, names) if alias is None else (alias,):
         yield from _scan(config, one, names, identity, wanted, at, over, watch or (lambda seen: True))
@@ -224,12 +226,14 @@ def lookup(config: Config, scope: str, identity: str, *, alias: str | None = Non
     Only a scope whose rates come from a function has to be listed. Raises as :func:`live_counters`.
     """
     at = now()
-    for one in config.family(scope):
-        if alias is not None and one.cache != alias:
+    scopes = config.family(scope)
+    callers = _callers(config, [one.name for one in scopes], identity)
+    for one in scopes:
+        who = callers.get(one.name)
+        if who is None or (alias is not None and one.cache != alias):
             continue
-        who = one.key.canonical(identity, config.identities)
         if one.rate is not None:
-            yield from _scan(config, one.cache, {one.name}, identity, {one.name: who}, at, False, lambda seen: True)
+            yield from _scan(config, one.cache, {one.name}, identity, callers, at, False, lambda seen: True)
             continue
         heads = [head for _, head in _heads_of(one, at)]
         if heads:
@@ -246,19 +250,25 @@ def _aliases(config: Config, names: Iterable[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(config.members[name].cache for name in names))
 
 
-def _identities(config: Config, names: Iterable[str] | None, identity: str) -> Mapping[str, str]:
-    """How each scope writes an identity. Raises ValueError when it is none."""
-    found = {}
-    for name in config.members if names is None else names:
-        try:
-            found[name] = config.members[name].key.canonical(identity, config.identities)
-        except ValueError:
-            if names is not None:
-                raise
-            raise ValueError(
-                f"{identity!r} is not an identity. Write kind:value, for example user:42 or ip:203.0.113.9, or copy one "
-                "from the list of live counters."
-            ) from None
+def counted_as(config: Config, scope: str, identity: str) -> str | None:
+    """The identity of a caller in a scope's keys, None when no such scope counts such callers. Raises ValueError."""
+    one = config.members.get(scope)
+    return None if one is None else one.key.find(identity, config.identities, ip_stands_in=one.on_missing == "ip")
+
+
+def _callers(config: Config, names: Iterable[str] | None, identity: str) -> Mapping[str, str]:
+    """The identity of a caller by the scopes that count such callers; without ``names`` of all, and it may be of none.
+
+    Raises ValueError for what is no identity.
+    """
+    among = tuple(config.members if names is None else names)
+    found = {name: who for name in among if (who := counted_as(config, name, identity)) is not None}
+    if not found:
+        keys = [config.members[name].key for name in among] if names is not None else [parse_key("ip")]
+        keys[0].canonical(identity, config.identities)
+        if names is not None:
+            counts = " and ".join(sorted({repr(key.text) for key in keys}))
+            raise ValueError(f"{identity!r} is no identity that is counted here: this scope counts by {counts}.")
     return found
 
 
@@ -462,10 +472,8 @@ def remove(config: Config, scope: str | None = None, identity: str | None = None
         return reset_all(scope)
     if scope is not None:
         return reset(scope, identity)
-    _identities(config, None, identity)
-    return sum(
-        reset(one.name, identity) for one in config.members.values() if one.plan is not None or one.rate is not None
-    )
+    scopes = [config.members[name] for name in _callers(config, None, identity)]
+    return sum(reset(one.name, identity) for one in scopes if one.plan is not None or one.rate is not None)
 
 
 # ------------------------------------------------------------------------------------------------ scopes in force

@@ -15,7 +15,19 @@ from django.dispatch import Signal
 from django.http import HttpRequest
 
 from . import signals
-from .algorithms import BAN, CONCURRENT, EXISTING, FIXED, FORCE, MAX_COUNT, MICROSECOND, Counter, Verdict
+from .algorithms import (
+    BAN,
+    BUCKET,
+    CONCURRENT,
+    EXISTING,
+    FIXED,
+    FORCE,
+    MAX_COUNT,
+    MICROSECOND,
+    Counter,
+    Verdict,
+    interval,
+)
 from .callables import CallableError, Function
 from .conf import Config, get_config
 from .decisions import Decision, RateState, Reason, tightest
@@ -133,9 +145,8 @@ class Resting(StoreError):
 
 def _ask_store(rt: Runtime, alias: str, method: str, *args: Any) -> Steps[Any]:
     """Call a store's method behind its breaker. Raises StoreError, whatever happens."""
-    breaker = rt.breaker(alias)
     began = ticks()
-    if not breaker.allows(began):
+    if not rt.breaker(alias).allows(began):
         raise Resting("the store is being given a rest", outage=False)
     try:
         store = get_store(alias)
@@ -143,18 +154,20 @@ def _ask_store(rt: Runtime, alias: str, method: str, *args: Any) -> Steps[Any]:
             result = getattr(store, method)(*args)
         else:
             result = yield Step(getattr(store, method), getattr(store, ASYNC[method]), args)
-    except StoreError as error:
-        failure = error
     except AssertionError:  # a test that forbids queries: DatabaseOperationForbidden is one
         raise
-    except Exception as error:  # noqa: BLE001  an unknown cache may raise anything; a limiter is never the outage
-        failure = StoreError(f"{type(error).__name__}", outage=False)
-        failure.__cause__ = error
-    else:
-        if breaker.succeeded(began):
-            yield from _recovered(rt, alias)
-        return result
+    except Exception as error:
+        raise (yield from _failed(rt, alias, error, began)) from error
+    if rt.breaker(alias).succeeded(began):
+        yield from _recovered(rt, alias)
+    return result
+
+
+def _failed(rt: Runtime, alias: str, error: Exception, began: float) -> Steps[StoreError]:
+    """A store's failure, told to its breaker."""
+    failure = error if isinstance(error, StoreError) else StoreError(type(error).__name__, outage=False)
     done = ticks()
+    breaker = rt.breaker(alias)
     if failure.outage or done - began >= WAITED:
         if breaker.failed(done, done - began):
             logger.error(
@@ -167,7 +180,7 @@ def _ask_store(rt: Runtime, alias: str, method: str, *args: Any) -> Steps[Any]:
             yield from _send(signals.store_failed, alias=alias)
     elif breaker.succeeded(began):  # it answered, if not with what we wanted
         yield from _recovered(rt, alias)
-    raise failure
+    return failure
 
 
 def _recovered(rt: Runtime, alias: str) -> Steps[None]:
@@ -203,7 +216,19 @@ def _say_store_error(rt: Runtime, scope: Scope, alias: str, error: StoreError) -
 class Ask:
     """One scope of one hit on its way to the store."""
 
-    __slots__ = ("cost", "counters", "identity", "is_local", "ledger", "number", "plan", "scope", "take", "verdicts")
+    __slots__ = (
+        "at",
+        "cost",
+        "counters",
+        "identity",
+        "is_local",
+        "ledger",
+        "number",
+        "plan",
+        "scope",
+        "take",
+        "verdicts",
+    )
 
     def __init__(self, scope: Scope, plan: Plan, identity: str, cost: int, number: int) -> None:
         self.scope = scope
@@ -213,6 +238,8 @@ class Ask:
         self.take = cost
         """What to charge: more than the cost when a lease takes hits ahead."""
         self.number = number
+        self.at = 0
+        """When the counters were made."""
         self.counters: list[Counter] = []
         self.verdicts: Sequence[Verdict] = ()
         self.is_local = False
@@ -226,8 +253,21 @@ class Ask:
 
     def fill(self, at: int, share: int = 1) -> list[Counter]:
         """Make the counters."""
+        self.at = at
         self.counters = self.scope.counters(self.plan, self.identity, self.take, at, self.number, self.group, share)
         return self.counters
+
+
+class Charge:
+    """One time that something was added to the counters of a scope."""
+
+    __slots__ = ("amount", "counters")
+
+    def __init__(self, amount: int) -> None:
+        self.amount = amount
+        """Hits, less what has been given back."""
+        self.counters: list[Counter] = []
+        """Those that can give it back. ``end`` of a bucket is when it will have drained all this."""
 
 
 class Ledger:
@@ -239,7 +279,7 @@ class Ledger:
 
     @classmethod
     def of(cls, decision: Decision) -> Ledger | None:
-        """The account of a decision, the same for everybody who asks; None when nothing was charged."""
+        """The account of a decision, the same for everybody who asks; None when nothing can be charged to it."""
         ask: Ask | None = decision.receipt
         if ask is None:
             return None
@@ -255,52 +295,86 @@ class Ledger:
         self.identity = ask.identity
         self.is_local = ask.is_local
         self.lock = threading.Lock()
-        charged = [
-            counter
-            for counter, verdict in zip(ask.counters, ask.verdicts, strict=True)
-            if verdict.charged and counter.kind != BAN
-        ]
-        self.charges: list[tuple[int, list[Counter]]] = [(ask.cost, charged)] if charged else []
+        first = Charge(ask.cost)
+        self.charges = [first]
+        self.confirm(first, ask.counters, ask.verdicts, ask.at)
 
     @property
     def total(self) -> int:
         """What is charged now."""
-        return sum(amount for amount, _ in self.charges)
+        return sum(charge.amount for charge in self.charges)
 
-    def change(self, total: int, at: int) -> list[Counter]:
-        """Note that the total is to be this, and return the hit that makes it so.
+    def change(self, at: int, total: int | None = None, add: int = 0) -> tuple[Charge | None, list[Counter]]:
+        """Note that the total is to be this, or so much more or less, and return the hit that makes it so.
 
-        Giving back goes to the windows that were charged, the latest first; more goes to the window that is current.
+        Giving back goes to the windows that were charged, the latest first; more goes to the window that is current,
+        and is to be confirmed when it was really charged.
         """
-        hit: list[Counter] = []
         with self.lock:
-            missing = min(max(total, 0), MAX_COUNT) - self.total
-            if missing > 0 and self.scope.algorithm != CONCURRENT:  # one in flight is one, whatever it costs
-                more = [
-                    counter._replace(flags=FORCE)
-                    for counter in self.scope.counters(self.plan, self.identity, missing, at, 0, 0)
-                    if counter.kind != BAN
-                ]
-                self.charges.append((missing, more))
-                hit = more
+            now_charged = self.total
+            missing = min(max(now_charged + add if total is None else total, 0), MAX_COUNT) - now_charged
+            if missing > 0:
+                if self.scope.algorithm == CONCURRENT:  # one in flight is one, whatever it costs
+                    return None, []
+                charge = Charge(missing)
+                self.charges.append(charge)
+                counters = self.scope.counters(self.plan, self.identity, missing, at, 0, 0)
+                return charge, [counter._replace(flags=FORCE) for counter in counters if counter.kind != BAN]
+            hit: list[Counter] = []
             while missing < 0 and self.charges:
-                amount, counters = self.charges.pop()
-                back = min(amount, -missing)
-                if back < amount:
-                    self.charges.append((amount - back, counters))
+                charge = self.charges[-1]
+                back = min(charge.amount, -missing)
                 missing += back
-                hit += [counter._replace(cost=-back, flags=FORCE | EXISTING) for counter in counters]
-        return _merged(hit)
+                charge.amount -= back
+                if not charge.amount:
+                    self.charges.pop()
+                hit += [one for counter in charge.counters if (one := _give_back(counter, back, at)) is not None]
+            return None, hit
+
+    def confirm(self, charge: Charge, counters: Sequence[Counter], verdicts: Sequence[Verdict], at: int) -> None:
+        """What became of a charge: only what was really added can be given back."""
+        with self.lock:
+            if not any(verdict.charged for verdict in verdicts):
+                if charge in self.charges:
+                    self.charges.remove(charge)
+                return
+            charge.counters = [
+                counter._replace(end=at + verdict.reset_after) if counter.kind == BUCKET else counter
+                for counter, verdict in zip(counters, verdicts, strict=True)
+                if verdict.charged and counter.kind != BAN and not _was_cut(counter, verdict)
+            ]
 
 
-def _merged(counters: list[Counter]) -> list[Counter]:
-    """Each key once, as a store wants it: charges of one window are given back together. Each judged apart."""
-    merged: dict[str, Counter] = {}
+def _was_cut(counter: Counter, verdict: Verdict) -> bool:
+    """Whether a counter stands at the most that it can hold, so that nobody knows how much of a charge went in."""
+    if counter.kind == BUCKET:
+        return verdict.reset_after >= 2 * interval(counter) * counter.limit
+    return verdict.used >= MAX_COUNT
+
+
+def _give_back(counter: Counter, amount: int, at: int) -> Counter | None:
+    """The hit that gives back so much of a charge, None when there is nothing left of it."""
+    if counter.kind == BUCKET:  # what has drained meanwhile is used: giving it back would take from who came later
+        amount = min(amount, max(counter.end - at, 0) // interval(counter))
+        counter = counter._replace(end=0)
+    return counter._replace(cost=-amount, flags=FORCE | EXISTING) if amount else None
+
+
+def _rounds(counters: Iterable[Counter]) -> list[list[Counter]]:
+    """Hits that have each key once, as a store wants it: what goes to one window together. Each counter judged apart."""
+    merged: dict[tuple[str, int], Counter] = {}
     for counter in counters:
-        before = merged.get(counter.key)
-        cost = counter.cost if before is None else counter.cost + before.cost
-        merged[counter.key] = counter._replace(cost=cost, group=len(merged) if before is None else before.group)
-    return list(merged.values())
+        before = merged.get((counter.key, counter.end))
+        merged[counter.key, counter.end] = counter if before is None else before._replace(cost=before.cost + counter.cost)
+    rounds: list[list[Counter]] = []
+    for counter in merged.values():  # only what was in flight at different times has one key and several ends
+        for one in rounds:
+            if all(other.key != counter.key for other in one):
+                break
+        else:
+            rounds.append(one := [])
+        one.append(counter._replace(group=len(one)))
+    return rounds
 
 
 def _decide(
@@ -523,7 +597,7 @@ def _look(rt: Runtime, alias: str, batch: list[Ask], at: int) -> Steps[None]:
     try:
         verdicts = yield from _ask_store(rt, alias, "peek", [c for ask in batch for c in ask.counters], at)
     except StoreError as error:
-        verdicts = [_failed(error.cause) for ask in batch for _ in ask.counters]
+        verdicts = [_unanswered(error.cause) for ask in batch for _ in ask.counters]
     _deal(batch, verdicts)
 
 
@@ -538,7 +612,7 @@ def _deal(batch: list[Ask], verdicts: Sequence[Verdict]) -> None:
         start = end
 
 
-def _failed(cause: str) -> Verdict:
+def _unanswered(cause: str) -> Verdict:
     return Verdict(False, False, 0, 0, 0, None, Reason.STORE_ERROR, cause)
 
 
@@ -547,7 +621,7 @@ def _without_store(rt: Runtime, alias: str, batch: list[Ask], at: int, error: St
     closed = any(ask.scope.on_error == "deny" and not ask.group for ask in batch)
     for ask in batch:
         ask.take = ask.cost
-        ask.verdicts = [_failed(error.cause) for _ in ask.counters]
+        ask.verdicts = [_unanswered(error.cause) for _ in ask.counters]
         yield from _say_store_error(rt, ask.scope, alias, error)
     if local:
         share = rt.config.processes or 1
@@ -688,14 +762,15 @@ def _decision(ask: Ask, counted: int | None = None) -> Decision:
                 state = states[position]
     charged = any(verdict.charged for verdict in verdicts)
     failed = any(verdict.reason is Reason.STORE_ERROR for verdict in verdicts)
-    receipt = ask if charged else None
+    is_peek = counted is not None
     if counted is None:
         counted = ask.cost if charged else 0
     if worst is None and failed:
+        allowed = scope.on_error != "deny" or scope.mode == "shadow"
         return Decision(
             scope=scope.name,
             identity=ask.identity,
-            allowed=scope.on_error != "deny" or scope.mode == "shadow",
+            allowed=allowed,
             limit=state.limit,
             window=state.window,
             retry_after=None if scope.on_error != "deny" else 1.0,
@@ -703,7 +778,7 @@ def _decision(ask: Ask, counted: int | None = None) -> Decision:
             counted=counted,
             reason=Reason.STORE_ERROR,
             rates=states,
-            receipt=receipt,
+            receipt=ask if (allowed or charged) and not is_peek else None,
         )
     retry_after: float | None = None
     if worst is None:
@@ -728,7 +803,7 @@ def _decision(ask: Ask, counted: int | None = None) -> Decision:
         counted=counted,
         reason=reason,
         rates=states,
-        receipt=receipt,
+        receipt=ask if (allowed or charged) and not is_peek else None,
     )
 
 
@@ -738,36 +813,40 @@ def _decision(ask: Ask, counted: int | None = None) -> Decision:
 class RequestLimits:
     """``request.rate_limit``: the decisions of a request, and its accounts."""
 
-    __slots__ = (
-        "by_name",
-        "counted_here",
-        "door",
-        "exempt",
-        "finished",
-        "has_denied",
-        "memo",
-        "request",
-        "resolved",
-        "scopes",
-    )
+    # Every request has one, and most are told apart by little: what is not set is what the class says.
+    exempt: bool | None = None
+    """Whether the whole request is exempt; None while nobody has asked."""
+    door: str = ""
+    """The outermost door that answers for this request: ``middleware`` or ``decorator``."""
+    resolved: bool = False
+    """Whether a view was found for it."""
+    has_denied: bool = False
+    """Whether any decision was a denial."""
+    finished: bool = False
+    """Whether a door has given back and told what there was."""
+    counted_here: frozenset[Any] = frozenset()
+    """Marks that a door has decided already."""
+    asks: Sequence[Ask] = ()
+    """Hits that passed and whose decisions nobody has read yet."""
+    earlier: dict[str, list[Decision]] | None = None
+    """Decisions that charged before the latest one, where a scope was hit several times."""
 
     def __init__(self, request: HttpRequest) -> None:
         self.request = request
-        self.by_name: dict[str, Decision] = {}
+        self._by_name: dict[str, Decision] = {}
         self.scopes: dict[str, Scope] = {}
         self.memo: dict[Any, Any] = {}
-        self.exempt: bool | None = None
-        """Whether the whole request is exempt; None while nobody has asked."""
-        self.door = ""
-        """The outermost door that answers for this request: ``middleware`` or ``decorator``."""
-        self.resolved = False
-        """Whether a view was found for it."""
-        self.has_denied = False
-        """Whether any decision was a denial."""
-        self.finished = False
-        """Whether a door has given back and told what there was."""
-        self.counted_here: set[Any] = set()
-        """Marks that a door has decided already."""
+
+    @property
+    def by_name(self) -> dict[str, Decision]:
+        """The decisions by the names of their scopes."""
+        asks = self.asks
+        if asks:
+            self.asks = ()
+            for ask in asks:
+                self.scopes[ask.scope.name] = ask.scope
+                self._by_name[ask.scope.name] = _within(ask) or _decision(ask)
+        return self._by_name
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -789,6 +868,10 @@ class RequestLimits:
         for scope in scopes:
             self.scopes[scope.name] = scope
         for decision in decisions:
+            before = self.by_name.get(decision.scope)
+            if before is not None and before.receipt is not None:
+                self.earlier = self.earlier or {}
+                self.earlier.setdefault(decision.scope, []).append(before)
             self.by_name[decision.scope] = decision
             if not decision.allowed:
                 self.has_denied = True
@@ -824,39 +907,68 @@ class RequestLimits:
         rt = runtime()
         names = list(self.by_name) if name is None else [scope.name for scope in rt.config.family(name)]
         for one in names:
-            decision = self.by_name.get(one)
-            if decision is not None and (ledger := Ledger.of(decision)) is not None:
-                new = yield from _settle(rt, decision, total if add is None else ledger.total + add)
-                self.by_name[one] = new
+            yield from self.move(rt, one, total, add or 0)
+
+    def charged(self, name: str) -> int:
+        """What this request has charged in a scope, and not given back."""
+        return sum(ledger.total for ledger in self._ledgers(name))
+
+    def _ledgers(self, name: str) -> list[Ledger]:
+        decisions = (*(self.earlier or {}).get(name, ()), *filter(None, (self.by_name.get(name),)))
+        return [ledger for decision in decisions if (ledger := Ledger.of(decision)) is not None]
+
+    def move(self, rt: Runtime, name: str, total: int | None = None, add: int = 0) -> Steps[None]:
+        """Move what this request costs in one scope: to a total, or by so much more."""
+        ledgers = self._ledgers(name)
+        if not ledgers:
+            return
+        if len(ledgers) == 1:
+            self.by_name[name] = yield from _move(rt, self.by_name[name], ledgers[0], total, add)
+            return
+        if total is not None:
+            add = total - self.charged(name)
+        for ledger in reversed(ledgers):  # more goes to the latest, less comes from the latest first
+            by = add if add > 0 else -min(ledger.total, -add)
+            told = yield from _move(rt, self.by_name[name], ledger, None, by)
+            self.by_name[name] = replace(told, counted=self.charged(name))
+            add -= by
 
 
-def _settle(rt: Runtime, decision: Decision, total: int | None) -> Steps[Decision]:
-    """Move a decision's charges to a total. A store that fails is logged; the numbers then stay as they were."""
+def _settle(rt: Runtime, decision: Decision, total: int) -> Steps[Decision]:
+    """Move a decision's charges to a total."""
     ledger = Ledger.of(decision)
-    if ledger is None or total is None:
-        return decision
+    return decision if ledger is None else (yield from _move(rt, decision, ledger, total))
+
+
+def _move(rt: Runtime, decision: Decision, ledger: Ledger, total: int | None, add: int = 0) -> Steps[Decision]:
+    """Move an account, and tell it in a decision. A store that fails is logged; the numbers then stay as they were."""
     at = now()
-    counters = ledger.change(total, at)
+    charge, counters = ledger.change(at, total, add)
     if not counters:
-        return decision
+        return replace(decision, counted=ledger.total) if decision.counted != ledger.total else decision
     scope = ledger.scope
     rt.forget(scope.name, ledger.identity)
-    if ledger.is_local:
-        verdicts = rt.local(scope.cache).hit(counters, at)
-    else:
-        try:
-            verdicts = yield from _ask_store(rt, scope.cache, "hit", counters, at)
-        except StoreError as error:
-            yield from _say_store_error(rt, scope, scope.cache, error)
-            return decision
+    done: list[tuple[Counter, Verdict]] = []
+    for batch in _rounds(counters):
+        if ledger.is_local:
+            verdicts = rt.local(scope.cache).hit(batch, at)
+        else:
+            try:
+                verdicts = yield from _ask_store(rt, scope.cache, "hit", batch, at)
+            except StoreError as error:
+                if charge is not None:
+                    ledger.confirm(charge, (), (), at)
+                yield from _say_store_error(rt, scope, scope.cache, error)
+                return decision
+        done += zip(batch, verdicts, strict=True)
+        if charge is not None:
+            ledger.confirm(charge, batch, verdicts, at)
     rt.forget(scope.name, ledger.identity)
     rates = list(decision.rates)
-    if len(ledger.plan.rates) == len(rates):
-        # Every charge has its counters in the order of the rates, the latest window first: that one is told.
-        for position, verdict in reversed(list(enumerate(verdicts))):
-            if verdict.reason is not Reason.STORE_ERROR:
-                place = position % len(rates)
-                rates[place] = replace(rates[place], remaining=verdict.remaining)
+    for counter, verdict in sorted(done, key=lambda pair: pair[0].end):  # the latest window is told
+        if verdict.reason is not Reason.STORE_ERROR:
+            place = ledger.plan.heads.index(counter.key[: counter.key.index("{") + 1])
+            rates[place] = replace(rates[place], remaining=verdict.remaining)
     nearest = min(rates, key=_left)
     return replace(
         decision,
@@ -869,21 +981,23 @@ def _settle(rt: Runtime, decision: Decision, total: int | None) -> Steps[Decisio
     )
 
 
-def _left(state: RateState) -> float:
-    """The share of a rate that is left."""
-    return state.remaining / state.limit if state.limit and state.remaining is not None else 0.0
+def _left(state: RateState) -> int:
+    """What is left of a rate."""
+    return state.remaining or 0
 
 
-def settle_flow(decision: Decision, total: int) -> Steps[Decision]:
-    """Move what a decision has charged to a total."""
-    return _settle(runtime(), decision, total)
+def give_back_flow(limits: RequestLimits, name: str) -> Steps[None]:
+    """Give back all that a request has charged in a scope."""
+    return limits.move(runtime(), name, 0)
 
 
-def reset_flow(scope: Scope, identity: str) -> Steps[int]:
-    """Forget an identity, in its encoded form, in one scope. A store that fails is logged."""
+def reset_flow(scope: Scope, decision: Decision) -> Steps[int]:
+    """Forget whom a scope has decided about. A store that fails is logged."""
     rt = runtime()
+    ask: Ask | None = decision.receipt
+    plan = scope.plan if ask is None else ask.plan
     try:
-        return (yield from _forget_identity(rt, scope, identity, now()))
+        return (yield from _forget_identity(rt, scope, decision.identity, now(), plan))
     except StoreError as error:
         yield from _say_store_error(rt, scope, scope.cache, error)
         return 0
@@ -931,6 +1045,104 @@ def check_flow(request: HttpRequest, scopes: Sequence[Scope]) -> Steps[RequestLi
         return limits
     decisions = yield from _decide(rt, request, limits, scopes)
     limits.record(scopes, decisions)
+    return limits
+
+
+def quick(request: HttpRequest, limits: RequestLimits, scopes: Sequence[Scope]) -> Any:
+    """The short way of almost every request: all that counts is plain, the store answers, every counter has room.
+
+    True when the hit passed; its decisions are made when somebody reads them. None when the long way has to be taken
+    from its start (``check_flow``), else the flow that takes it from where the store has answered.
+    """
+    rt = runtime()
+    asks, counters, at = _plain(rt, request, limits, scopes)
+    if not asks:
+        return None
+    alias = scopes[0].cache
+    began = ticks()
+    try:
+        verdicts = get_store(alias).hit(counters, at)
+    except AssertionError:
+        raise
+    except Exception as error:  # noqa: BLE001  as for every call of a store
+        return _go_on(rt, request, limits, asks, at, began, error)
+    return _pass(rt, request, limits, asks, at, began, verdicts)
+
+
+async def aquick(request: HttpRequest, limits: RequestLimits, scopes: Sequence[Scope]) -> Any:
+    """:func:`quick`, async."""
+    rt = runtime()
+    asks, counters, at = _plain(rt, request, limits, scopes)
+    if not asks:
+        return None
+    alias = scopes[0].cache
+    began = ticks()
+    try:
+        store = get_store(alias)
+        verdicts = store.hit(counters, at) if store.inline else await store.ahit(counters, at)
+    except AssertionError:
+        raise
+    except Exception as error:  # noqa: BLE001  as for every call of a store
+        return _go_on(rt, request, limits, asks, at, began, error)
+    return _pass(rt, request, limits, asks, at, began, verdicts)
+
+
+def _plain(
+    rt: Runtime, request: HttpRequest, limits: RequestLimits, scopes: Sequence[Scope]
+) -> tuple[list[Ask], list[Counter], int]:
+    """The hit, with its asks and its time, if nothing in it has to wait for anything but one store. Else no asks."""
+    config, memory = rt.config, rt.memory
+    alias, at = scopes[0].cache, now()
+    nothing: tuple[list[Ask], list[Counter], int] = ([], [], at)
+    if limits.asks or limits._by_name or config.has_exemptions or limits.exempt or rt.breaker(alias).is_open:
+        return nothing
+    ids, memo = config.identities, limits.memo
+    asks: list[Ask] = []
+    for scope in scopes:
+        plan = scope.plan
+        if not scope.is_plain or scope.cache != alias or plan is None:
+            return nothing
+        identity = scope.key.quick(request, ids, memo)
+        if type(identity) is not str or (memory is not None and (scope.name, identity) in memory):
+            return nothing
+        asks.append(Ask(scope, plan, identity, scope.cost, len(asks)))  # type: ignore[arg-type]
+    if len(asks) == 1:
+        return asks, asks[0].fill(at), at
+    asks.sort(key=_breadth)
+    return asks, [counter for ask in asks for counter in ask.fill(at)], at
+
+
+def _pass(
+    rt: Runtime,
+    request: HttpRequest,
+    limits: RequestLimits,
+    asks: list[Ask],
+    at: int,
+    began: float,
+    verdicts: Sequence[Verdict],
+) -> Any:
+    for verdict in verdicts:
+        if not verdict.charged:
+            return _go_on(rt, request, limits, asks, at, began, verdicts)
+    if signals.near_limit.receivers or rt.breaker(asks[0].scope.cache).is_troubled:
+        return _go_on(rt, request, limits, asks, at, began, verdicts)
+    _deal(asks, verdicts)
+    limits.asks = asks
+    return True
+
+
+def _go_on(
+    rt: Runtime, request: HttpRequest, limits: RequestLimits, asks: list[Ask], at: int, began: float, answer: Any
+) -> Steps[RequestLimits]:
+    """The long way from where the store has answered, or failed."""
+    alias = asks[0].scope.cache
+    if isinstance(answer, Exception):
+        yield from _without_store(rt, alias, asks, at, (yield from _failed(rt, alias, answer, began)))
+    else:
+        if rt.breaker(alias).succeeded(began):
+            yield from _recovered(rt, alias)
+        _deal(asks, answer)
+    limits.record([ask.scope for ask in asks], (yield from _conclude(rt, request, limits, asks, at)))
     return limits
 
 
@@ -1064,14 +1276,14 @@ def _reset(name: str, identity: str) -> Steps[int]:
     at = now()
     removed = 0
     for scope, who in _named(rt, scopes, identity):
-        removed += yield from _forget_identity(rt, scope, who, at)
+        removed += yield from _forget_identity(rt, scope, who, at, scope.plan)
     return removed
 
 
-def _forget_identity(rt: Runtime, scope: Scope, identity: str, at: int) -> Steps[int]:
+def _forget_identity(rt: Runtime, scope: Scope, identity: str, at: int, plan: Plan | None) -> Steps[int]:
     removed = 0
-    if scope.plan is not None:
-        removed = yield from _ask_store(rt, scope.cache, "reset", scope.keys(scope.plan, identity, at))
+    if plan is not None:
+        removed = yield from _ask_store(rt, scope.cache, "reset", scope.keys(plan, identity, at))
         rt.local(scope.cache).forget()
     elif scope.rate is not None:  # which rates it has only a request tells: find the keys that are there
         removed = yield from _reset_found(rt, scope, identity)

@@ -12,7 +12,7 @@ from django.http.response import HttpResponseBase
 from . import door
 from .conf import get_config
 from .exceptions import RateLimited
-from .limiter import RequestLimits, inner, limits_of, runtime
+from .limiter import RequestLimits, aquick, inner, limits_of, quick, runtime
 from .marks import hoistable
 from .scopes import Scope
 from .steps import Step, Steps, arun, run
@@ -44,7 +44,7 @@ class RateLimitMiddleware:
         except BaseException as error:  # Django answers exceptions further in: this is the worker ending
             run(door.fail(request, error))
             raise
-        if limits.by_name or self._went_astray(limits, response):
+        if (limits.asks or limits.by_name or not limits.resolved) and not door.tell(request, response, limits):
             response = run(self._after(request, response, limits))
         return response
 
@@ -55,20 +55,28 @@ class RateLimitMiddleware:
         except BaseException as error:  # Django answers exceptions further in: this is the client gone
             await arun(door.fail(request, error))
             raise
-        if limits.by_name or self._went_astray(limits, response):
+        if (limits.asks or limits.by_name or not limits.resolved) and not door.tell(request, response, limits):
             response = await arun(self._after(request, response, limits))
         return response  # type: ignore[no-any-return]
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None | Any:
         """Decide the settings' scopes and the view's own marks in one call."""
-        scopes = self._applying(request, view)
-        return run(door.begin(request, scopes)) if scopes else None
+        limits = limits_of(request)
+        scopes = self._applying(request, view, limits)
+        if not scopes:
+            return None
+        short = quick(request, limits, scopes)
+        return None if short is True else run(door.begin(request, scopes, short))
 
     async def _process_view_async(
         self, request: HttpRequest, view: Any, args: Any, kwargs: Any
     ) -> HttpResponseBase | None:
-        scopes = self._applying(request, view)
-        return await arun(door.begin(request, scopes)) if scopes else None
+        limits = limits_of(request)
+        scopes = self._applying(request, view, limits)
+        if not scopes:
+            return None
+        short = await aquick(request, limits, scopes)
+        return None if short is True else await arun(door.begin(request, scopes, short))
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponseBase | None:
         """Answer a RateLimited that the view raised."""
@@ -79,9 +87,8 @@ class RateLimitMiddleware:
         limits.door = "middleware"
         return limits
 
-    def _applying(self, request: HttpRequest, view: Any) -> Any:
+    def _applying(self, request: HttpRequest, view: Any, limits: RequestLimits) -> Any:
         """The scopes that apply to a request, each once."""
-        limits = limits_of(request)
         limits.resolved = True
         rt = runtime()
         config = rt.config
@@ -102,7 +109,7 @@ class RateLimitMiddleware:
             scopes = config.scopes_for(request.path_info, url_name, request.method or "")
         if not plan.marks:
             return door.applicable(config, scopes, request, view) if scopes else ()
-        limits.counted_here.update(plan.marks)
+        limits.counted_here = limits.counted_here.union(plan.marks)
         # The view's word on a scope goes before that of settings, for the methods that it speaks of.
         applying = door.applicable(config, (*plan.all_scopes, *scopes), request, view)
         return tuple({scope.name: scope for scope in reversed(applying)}.values())[::-1]

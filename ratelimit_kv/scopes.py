@@ -158,6 +158,10 @@ class Scope:
     """Whether an outcome can take hits back, so that a denial may be over before its window."""
     remembers: bool = field(init=False, repr=False, compare=False)
     """Whether a denial may be answered from memory."""
+    is_plain: bool = field(init=False, repr=False, compare=False)
+    """Whether a hit needs nothing but its counters: fixed windows and a fixed cost, enforced, nothing to wait for."""
+    tells: bool = field(init=False, repr=False, compare=False)
+    """Whether responses may tell its numbers: they are the caller's own business, and not to be kept from him."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plan", self.make_plan(self.rates) if self.rates is not None else None)
@@ -166,6 +170,19 @@ class Scope:
         object.__setattr__(self, "flags", flags)
         gives_back = self.count_if is not None or self.reset_if is not None or self.algorithm == CONCURRENT
         object.__setattr__(self, "gives_back", gives_back)
+        is_plain = (
+            self.algorithm == FIXED
+            and self.rate is None
+            and bool(self.rates)
+            and type(self.cost) is int
+            and self.cost > 0
+            and self.mode == "enforce"
+            and self.lease == 1
+            and self.ban is None
+            and not (gives_back or self.count_denied)
+        )
+        object.__setattr__(self, "is_plain", is_plain)
+        object.__setattr__(self, "tells", self.key.is_private and not self.quiet and self.mode == "enforce")
         object.__setattr__(self, "remembers", not (gives_back or self.count_denied or self.mode == "shadow"))
 
     @property
