@@ -254,6 +254,11 @@ def test_an_unknown_scope_and_a_wrong_identity_say_what_to_write(here: Any) -> N
         list(live_counters(get_config(), "namd"))
     with pytest.raises(ValueError, match="Write kind:value, for example user:42"):
         list(live_counters(get_config(), identity="203.0.113.9"))
+    with pytest.raises(ValueError, match="is no identity that is counted here: this scope counts by 'ip'"):
+        list(lookup(get_config(), "slide", "user:1"))
+    with pytest.raises(ValueError, match="not an IP address"):
+        list(live_counters(get_config(), identity="ip:nowhere"))
+    assert listed(identity="header:x") == {}, "an identity that no scope has, but one that is gone may have had"
     with pytest.raises(ValueError, match="this scope counts by 'ip'"):
         list(lookup(get_config(), "slide", "203.0.113.9"))
 
