@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.core.cache import caches
+from django.core.cache.backends.base import default_key_func
 
-from ..algorithms import FIXED, MICROSECOND, SLIDING, Counter, Verdict, dump, load, observe, transact
+from ..algorithms import FIXED, MICROSECOND, SLIDING, Counter, Verdict, dump, load, observe, plain, transact
 from .base import Entry, Store, start_of_keys, unpickle
 
 __all__ = ["LocMemStore"]
@@ -23,12 +24,33 @@ class LocMemStore(Store):
     inline = True
     round_trips = "0"
 
+    def __init__(self, alias: str) -> None:
+        super().__init__(alias)
+        # All of Django's cache objects of one LOCATION share one dictionary and one lock: one object serves all threads.
+        self._cache: Any = caches.create_connection(alias)
+        start = self._cache.make_key("")
+        self._start = start if self._cache.key_func is default_key_func else None
+
     # The methods of LocMemCache take its lock, which is not reentrant, so these go through what they are made
     # of. It pickles its values and culls what was not used for long; so do we.
 
     def hit(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
-        cache: Any = caches[self.alias]
+        cache = self._cache
         with cache._lock:
+            if self._start is not None:
+                seconds = now / MICROSECOND
+                keys = [self._start + counter.key for counter in counters]
+                values = [_read(cache, key, seconds) for key in keys]
+                short = plain(counters, values, now)
+                if short is not None:
+                    for counter, key, value, verdict in zip(counters, keys, values, short, strict=True):
+                        pickled = pickle.dumps(verdict.used, cache.pickle_protocol)
+                        if value is not None:
+                            cache._cache[key] = pickled
+                        else:
+                            cache._set(key, pickled)
+                            cache._expire_info[key] = seconds + counter.ttl
+                    return short
             keys, states = _states(cache, counters, now)
             verdicts, writes = transact(counters, states, now)
             for position, state in writes.items():
@@ -42,17 +64,17 @@ class LocMemStore(Store):
         return verdicts
 
     def peek(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
-        cache: Any = caches[self.alias]
+        cache = self._cache
         with cache._lock:
             states = _states(cache, counters, now)[1]
         return observe(counters, states, now)
 
     def reset(self, keys: Sequence[str]) -> int:
-        cache: Any = caches[self.alias]
+        cache = self._cache
         return sum(bool(cache.delete(key)) for key in keys)
 
     def scan(self, prefix: str) -> Iterator[Entry]:
-        cache: Any = caches[self.alias]
+        cache = self._cache
         start = start_of_keys(cache, prefix)
         with cache._lock:
             found = [(key, pickled) for key, pickled in cache._cache.items() if key.startswith(start)]

@@ -106,7 +106,7 @@ class RedisStore(Store):
 
     def _hit(self, link: Link | Slot, counters: Sequence[Counter], now: int) -> list[Verdict]:
         values = self._run(link, *self._hit_command(counters, now))
-        return algorithms.transact(counters, _states(counters, values), now).verdicts
+        return _verdicts(counters, values, now)
 
     def peek(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
         link = self._link or self._connect()
@@ -151,7 +151,7 @@ class RedisStore(Store):
         if link is None:
             return await self._in_a_thread(self.hit, counters, now)
         values = await self._arun(link, *self._hit_command(counters, now))
-        return algorithms.transact(counters, _states(counters, values), now).verdicts
+        return _verdicts(counters, values, now)
 
     async def apeek(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
         """:meth:`peek`, as :meth:`ahit`."""
@@ -266,6 +266,15 @@ def _read(link: Link, keys: list[bytes], is_cluster: bool) -> list[Any]:
         elif not is_redirection(value):
             values[position] = _refused(value)
     return values
+
+
+def _verdicts(counters: Sequence[Counter], values: list[Any], now: int) -> list[Verdict]:
+    """What the script has decided, from what it has found."""
+    if len(values) == len(counters):
+        short = algorithms.plain(counters, values, now)
+        if short is not None:
+            return short
+    return algorithms.transact(counters, _states(counters, values), now).verdicts
 
 
 def _states(counters: Sequence[Counter], values: list[Any]) -> list[Any]:
