@@ -197,11 +197,11 @@ local function charge(c)
   return true
 end
 
--- Count a denied window that ends then, and ban when that was one too many.
+-- Count a denied window that ends then, and ban when that was one too many. Whether it had not been counted yet.
 local function strike(c, window_end)
   local level, strikes, ends, mark = ban(c)
   if (now < mark and mark <= window_end) or ends > now then
-    return
+    return false
   end
   strikes = strikes + 1
   if strikes >= c.limit then
@@ -216,6 +216,7 @@ local function strike(c, window_end)
     ends = now + min(math.floor(length), c.maximum)
   end
   write(c, {level, strikes, ends, window_end})
+  return true
 end
 
 ----------------------------------------------------------------------------------------------------------- all of a hit
@@ -279,8 +280,10 @@ for _, c in ipairs(counters) do
   if c.unreadable then
     -- passed over
   elseif c.kind == 'x' then
-    if not c.denial and window_end and window_end > 0 then
-      strike(c, window_end)
+    if not (not c.denial and window_end and window_end > 0 and strike(c, window_end)) then
+      if c.state and c.state[3] > now + c.maximum then
+        write(c, {ban(c)}) -- heal, or it would never end before that clock comes
+      end
     end
   else
     local charged = not denied_groups[c.group] or (c.count_denied and window_end)
