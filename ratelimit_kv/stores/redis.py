@@ -270,7 +270,7 @@ def _read(link: Link, keys: list[bytes], is_cluster: bool) -> list[Any]:
 
 def _verdicts(counters: Sequence[Counter], values: list[Any], now: int) -> list[Verdict]:
     """What the script has decided, from what it has found."""
-    if len(values) == len(counters):
+    if counters and len(values) == len(counters):
         short = algorithms.plain(counters, values, now)
         if short is not None:
             return short

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.core.cache import caches
@@ -37,6 +37,8 @@ class TestDjangoValkey(StoreContract):
 
 class TestSentinel(StoreContract):
     kind = "django-redis-sentinel"
+    # SentinelClient reads from replicas, so that `cache.get` would be late. We ask the primary, whichever client.
+    settings: ClassVar[dict[str, Any]] = {"OPTIONS": {"CLIENT_CLASS": "django_redis.client.DefaultClient"}}
 
 
 class OnACluster(StoreContract):
@@ -292,6 +294,27 @@ def test_serializers_and_compressors_have_no_part_in_it(use_cache: Callable[...,
         bench = Bench("django-redis", use_cache("django-redis", OPTIONS=changes))
         assert bench.admitted([counter()] * 5) == 3
         assert client(bench).get(bench.cache.make_key(counter().key)) == b"3"
+
+
+@pytest.mark.parametrize("library", ["redis", "valkey"])
+def test_sentinel_clients_that_read_from_replicas(library: str, use_cache: Callable[..., Any]) -> None:
+    backend = {"redis": "django_redis.cache.RedisCache", "valkey": "django_valkey.cache.ValkeyCache"}[library]
+    changes = {
+        "CLIENT_CLASS": f"django_{library}.client.SentinelClient",
+        "CONNECTION_FACTORY": f"django_{library}.pool.SentinelConnectionFactory",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        # django-valkey writes to a replica then, and fails.
+        patch.setattr("django_valkey.cache.ValkeyCache.clear", lambda self: None)
+        location = f"{library}://mymaster/7"
+        cache = use_cache("django-redis-sentinel", BACKEND=backend, LOCATION=location, OPTIONS=changes)
+    bench = Bench("django-redis-sentinel", cache)
+    hit = counter(f"user:{library}", limit=50)
+    for number in range(60):
+        assert bench.hit(hit)[0].allowed == (number < 50)
+        assert bench.used(hit) == [min(number + 1, 50)]
+    assert bench.keys() == [hit.key]
+    assert bench.store.reset([hit.key]) == 1
 
 
 def test_shards_are_refused_with_a_hint(use_cache: Callable[..., Any]) -> None:

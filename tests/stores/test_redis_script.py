@@ -271,10 +271,37 @@ def test_the_script_and_its_twin(real: list[Real], story: list[Step]) -> None:
             assert each.read(key) == (None if value is None else str(value)), key
 
 
+@pytest.mark.parametrize("growth", [1.0, 1.5, 10.0])
+@pytest.mark.parametrize("strikes", [1, 3])
+def test_bans_grow_alike(real: list[Real], growth: float, strikes: int) -> None:
+    mark = f"bans:{growth}:{strikes}:"
+    minute = 60 * SECOND
+    reference = Reference()
+    now = NOON
+    bans = set()
+    for step in range(60):
+        # Now and then the clock is set back, or all is forgiven.
+        now += {30: -90 * minute, 40: 10**5 * minute, 50: -(10**6) * minute}.get(step, 40 * SECOND)
+        end = now // minute * minute + minute
+        limit = Counter(f"{mark}f:{end}", FIXED, 1, 1, minute, end, AGES)
+        wide = Counter(f"{mark}b", BUCKET, 1, 1, minute, end, AGES)
+        ban = Counter(f"{mark}x", BAN, strikes, 0, 3 * minute, 0, AGES, growth=growth, maximum=100 * minute)
+        for hits in ([limit, ban], [ban, limit, wide], [limit._replace(cost=2), ban]):
+            expected = reference.hit(hits, now)
+            bans.add(reference.values.get(ban.key))
+            for each in real:
+                assert each.store.hit(hits, now) == expected
+                assert each.read(ban.key) == reference.values.get(ban.key)
+        # On to the end of the ban, or to just before.
+        now += (reference.peek([ban], now)[0].retry_after or 0) - step % 2
+    assert len(bans) > 12, "bans fell and ended"
+
+
 def test_a_foreign_value_is_read_alike(real: list[Real]) -> None:
-    for position, (value, kind) in enumerate(itertools.product(FOREIGN, FIXED + SLIDING + BUCKET + CONCURRENT + BAN)):
+    kinds = FIXED + SLIDING + BUCKET + CONCURRENT + BAN
+    for position, (value, kind, flags) in enumerate(itertools.product(FOREIGN, kinds, (0, DENY_ON_ERROR))):
         one = Counter(f"foreign:{position}", kind, 5, 0 if kind == BAN else 1, 60 * SECOND, NOON + 60 * SECOND, AGES)
-        one = one._replace(previous=f"foreign:{position}:before", maximum=10**6 * SECOND)
+        one = one._replace(previous=f"foreign:{position}:before", maximum=10**6 * SECOND, flags=flags)
         other = Counter(f"other:{position}", FIXED, 5, 1, 60 * SECOND, NOON + 60 * SECOND, AGES, scope=1)
         reference = Reference({one.key: value})
         expected = reference.hit([one, other], NOON)
@@ -284,3 +311,8 @@ def test_a_foreign_value_is_read_alike(real: list[Real]) -> None:
             assert each.read(one.key) == str(reference.values[one.key])
         if type(load(one, value)) is Unreadable:
             assert reference.values[one.key] == value
+        if kind == SLIDING:
+            one = one._replace(key=f"{one.key}:new", previous=one.key)
+            expected = reference.hit([one, other], NOON)
+            for each in real:
+                assert each.store.hit([one, other], NOON) == expected, value
