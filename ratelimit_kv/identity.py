@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from asgiref.sync import sync_to_async
+from django.contrib.sessions.backends.signed_cookies import SessionStore as SignedSession
 from django.http import HttpRequest, QueryDict
 from django.utils.functional import LazyObject, empty
 
@@ -195,7 +196,8 @@ def _read_session(part: Part, request: HttpRequest, ids: Identities) -> Any:
     session = getattr(request, "session", None)
     if session is None or ids.session_cookie not in request.COOKIES:
         return None
-    return part
+    # A signed session is the cookie itself, signed anew at every change: whoever keeps them all is as many callers.
+    return None if isinstance(session, SignedSession) else part
 
 
 def _read_header(part: Part, request: HttpRequest, ids: Identities) -> Any:
