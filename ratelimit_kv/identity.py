@@ -415,8 +415,8 @@ class Key:
             if found is None:
                 raise ValueError(f"{value!r} is not an IP address. Write ip:203.0.113.9 or ip:2001:db8::1.")
             return f"ip:~{ids.digest('ip', '', found)}" if ids.hash_all else f"ip:{found}"
-        if "%" in value and encode(unquote(value)) == value:
-            value = unquote(value)
+        if "%" in value and encode(plain := unquote(value, errors="surrogatepass")) == value:
+            value = plain
         return ids.write(part, fold(value) if kind == "field" else value)
 
 
