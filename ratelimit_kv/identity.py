@@ -13,6 +13,7 @@ import difflib
 import hashlib
 import hmac
 import json
+import os
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, MutableMapping
@@ -256,7 +257,7 @@ def _form_value(request: HttpRequest, name: str) -> Any:
             if value is not None or not hasattr(request, "_body"):
                 return value
         declared = request.META.get("CONTENT_LENGTH")
-        if declared and int(declared) > BODY_LIMIT:
+        if (int(declared) if declared else _measured(request)) > BODY_LIMIT:
             return None
         body = request.body
         if not body or len(body) > BODY_LIMIT:
@@ -279,6 +280,16 @@ def _form_value(request: HttpRequest, name: str) -> Any:
             request.__dict__.pop("_post", None)
             request.__dict__.pop("_files", None)
         return None
+
+
+def _measured(request: HttpRequest) -> int:
+    """Bytes of a body that came in chunks: under ASGI Django has put it into a file before anybody asks."""
+    stream: Any = getattr(request, "_stream", None)
+    if getattr(request, "_read_started", False) or not (hasattr(stream, "seekable") and stream.seekable()):
+        return 0
+    size: int = stream.seek(0, os.SEEK_END)
+    stream.seek(0)
+    return size
 
 
 def _read_call(part: Part, request: HttpRequest, ids: Identities) -> Any:
