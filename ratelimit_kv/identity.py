@@ -444,11 +444,9 @@ def parse_key(value: Any) -> Key:
         return Key(function.name, ((Part("call", function.name, function=function),),))
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{value!r} is not a key. Write text like 'user|ip' or 'header:X-Api-Key', or a function.")
-    text = "".join(value.split())
-    alternatives = tuple(
-        tuple(_parse_part(part, value) for part in alternative.split("+")) for alternative in text.split("|")
-    )
-    return Key(text, alternatives)
+    texts = [[part.strip() for part in alternative.split("+")] for alternative in value.split("|")]
+    alternatives = tuple(tuple(_parse_part(part, value) for part in alternative) for alternative in texts)
+    return Key("|".join("+".join(alternative) for alternative in texts), alternatives)
 
 
 def _parse_part(text: str, whole: str) -> Part:
