@@ -11,6 +11,7 @@ urlpatterns = [
     path("item/<slug:slug>", views.plain, name="item"),
     path("login/", views.plain, name="login"),
     path("echo", views.echo, name="echo"),
+    path("upload", views.upload, name="upload"),
     path("stream", views.stream, name="stream"),
     path("who", views.who, name="who"),
     # Doors.
