@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
@@ -93,13 +93,16 @@ def applicable(config: Config, scopes: Iterable[Scope], request: HttpRequest, vi
 
 
 def begin(
-    request: HttpRequest, scopes: Sequence[Scope], started: Steps[RequestLimits] | None = None
+    request: HttpRequest, scopes: Sequence[Scope], started: Steps[RequestLimits] | Literal[False] | None = None
 ) -> Steps[HttpResponseBase | None]:
     """Decide the scopes. The refusal if one denied, None when the view may go on.
 
-    ``started``: the flow of a hit that ``limiter.quick`` has sent already.
+    ``started``: what ``limiter.quick`` has done already.
     """
-    limits = yield from (check_flow(request, scopes) if started is None else started)
+    if started is False:
+        limits = limits_of(request)
+    else:
+        limits = yield from (check_flow(request, scopes) if started is None else started)
     if not limits.has_denied:
         return None
     names = {scope.name for scope in scopes}

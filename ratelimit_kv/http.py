@@ -24,10 +24,11 @@ from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
 from django.template import loader
 
-from .algorithms import MAX_COUNT, MICROSECOND
+from .algorithms import MICROSECOND
 from .callables import CallableError
 from .conf import Config
 from .decisions import Decision, Reason, tightest
+from .identity import accept_of
 from .limiter import Ask, RequestLimits
 from .rates import ceil_seconds
 from .scopes import Scope
@@ -95,10 +96,10 @@ def refuse(config: Config, request: HttpRequest, limits: RequestLimits, decision
                 response = None
     if response is None:
         response = _own(request, decision, scope, wait)
-    headers = response.headers
-    if wait is not None and "Retry-After" not in headers:
-        headers["Retry-After"] = str(wait)
-    headers["Cache-Control"] = "no-store"
+    headers = response.headers._store
+    if wait is not None and "retry-after" not in headers:
+        headers["retry-after"] = ("Retry-After", str(wait))
+    headers["cache-control"] = ("Cache-Control", "no-store")
     # Our log has the transition; Django's would have a line, and ADMINS a mail, for every single refusal.
     response._has_been_logged = True
     return response  # type: ignore[no-any-return]
@@ -106,26 +107,34 @@ def refuse(config: Config, request: HttpRequest, limits: RequestLimits, decision
 
 def _own(request: HttpRequest, decision: Decision, scope: Scope | None, wait: int | None) -> HttpResponse:
     status = decision.status
-    text = _words(decision, scope, wait)
     kind = preferred(request)
-    if kind == "json":
-        body = {"type": "about:blank", "title": TITLES[status], "status": status, "detail": text}
-        if status == 429:
-            body["type"] = PROBLEM_TYPE
-            if scope is None or not scope.quiet:
-                body["violated-policies"] = [
-                    name
-                    for name, state in zip(policy_names(decision), decision.rates, strict=True)
-                    if not state.allowed
-                ] or [decision.scope]
-        if wait is not None:
-            body["retry_after"] = wait
-        return HttpResponse(json.dumps(body), content_type="application/problem+json", status=status)
+    text = _words(decision, scope, wait)
     if kind == "html":
         html = _page(status, text, decision, scope, wait)
         if html is not None:
             return HttpResponse(html, status=status)
+    elif kind == "json":
+        violated: tuple[str, ...] = ()
+        if scope is None or not scope.quiet:
+            states = zip(policy_names(decision), decision.rates, strict=True)
+            violated = tuple([name for name, state in states if not state.allowed]) or (decision.scope,)
+        return HttpResponse(
+            _problem(status, text, violated, wait), content_type="application/problem+json", status=status
+        )
     return HttpResponse(f"{text}\n", content_type="text/plain; charset=utf-8", status=status)
+
+
+@lru_cache(maxsize=1024)
+def _problem(status: int, text: str, violated: tuple[str, ...], wait: int | None) -> bytes:
+    """RFC 9457. The same for all who wait as long for the same."""
+    body: dict[str, Any] = {"type": "about:blank", "title": TITLES[status], "status": status, "detail": text}
+    if status == 429:
+        body["type"] = PROBLEM_TYPE
+        if violated:
+            body["violated-policies"] = violated
+    if wait is not None:
+        body["retry_after"] = wait
+    return json.dumps(body).encode()
 
 
 def _words(decision: Decision, scope: Scope | None, wait: int | None) -> str:
@@ -166,14 +175,19 @@ def _page(status: int, text: str, decision: Decision, scope: Scope | None, wait:
 
 def preferred(request: HttpRequest) -> str:
     """``html``, ``json`` or ``text``, by Accept; a client that takes anything gets JSON if it sent JSON."""
-    accept = request.headers.get("Accept", "*/*")
-    if accept != "*/*":
-        kind = request.get_preferred_type(("text/html", "application/problem+json", "application/json", "text/plain"))
-        if kind == "text/html" and not any(str(one).startswith(kind) for one in request.accepted_types):
-            kind = None  # it takes anything
-        if kind is not None:
-            return {"text/html": "html", "text/plain": "text"}.get(kind, "json")
-    return "json" if (request.content_type or "").endswith("json") else "text"
+    accept = accept_of(request)
+    kind = None if accept == "*/*" else _liked(accept[:1000])
+    return kind or ("json" if (request.content_type or "").endswith("json") else "text")
+
+
+@lru_cache(maxsize=1024)
+def _liked(accept: str) -> str | None:
+    asker = HttpRequest()
+    asker.META["HTTP_ACCEPT"] = accept
+    kind = asker.get_preferred_type(("text/html", "application/problem+json", "application/json", "text/plain"))
+    if kind is None or (kind == "text/html" and not any(str(one).startswith(kind) for one in asker.accepted_types)):
+        return None  # it takes anything
+    return {"text/html": "html", "text/plain": "text"}.get(kind, "json")
 
 
 # --------------------------------------------------------------------------------------------------------- headers
@@ -204,23 +218,23 @@ def write_headers(config: Config, request: HttpRequest, response: Any, limits: R
     ]
     if not mine or _is_shared(request, response):
         return
-    headers = response.headers
+    headers = response.headers._store
     best = mine[0] if len(mine) == 1 else tightest(mine)
     assert best is not None
     if style == "legacy":
-        if "X-RateLimit-Limit" not in headers:
-            headers["X-RateLimit-Limit"] = str(best.limit)
-            headers["X-RateLimit-Remaining"] = str(best.remaining)
-            headers["X-RateLimit-Reset"] = str(ceil_seconds(best.reset_after))
+        if "x-ratelimit-limit" not in headers:
+            headers["x-ratelimit-limit"] = ("X-RateLimit-Limit", str(best.limit))
+            headers["x-ratelimit-remaining"] = ("X-RateLimit-Remaining", str(best.remaining))
+            headers["x-ratelimit-reset"] = ("X-RateLimit-Reset", str(ceil_seconds(best.reset_after)))
         return
-    if "RateLimit" in headers or "RateLimit-Policy" in headers:
+    if "ratelimit" in headers or "ratelimit-policy" in headers:
         return
     if len(mine) == 1 and len(best.rates) == 1:
         state = best.rates[0]
         name = best.scope
-        headers["RateLimit-Policy"] = _policy(name, state.limit, state.window)
+        policy = _policy(name, state.limit, state.window)
     else:
-        headers["RateLimit-Policy"] = ", ".join(
+        policy = ", ".join(
             _policy(name, state.limit, state.window)
             for decision in mine
             for name, state in zip(policy_names(decision), decision.rates, strict=True)
@@ -229,8 +243,10 @@ def write_headers(config: Config, request: HttpRequest, response: Any, limits: R
         for candidate, state in zip(policy_names(best), best.rates, strict=True):
             if state.limit == best.limit and state.window == best.window:
                 name = candidate
+    # Past ResponseHeaders.__setitem__, which looks for what cannot be in ours, and costs as much as all the rest here.
+    headers["ratelimit-policy"] = ("RateLimit-Policy", policy)
     after = best.retry_after if best.retry_after is not None and not best.allowed else best.reset_after
-    headers["RateLimit"] = f'"{name}";r={best.remaining};t={ceil_seconds(after)}'
+    headers["ratelimit"] = ("RateLimit", f'"{name}";r={best.remaining};t={ceil_seconds(after)}')
 
 
 def write_numbers(config: Config, request: HttpRequest, response: Any, asks: Sequence[Ask]) -> bool:
@@ -246,13 +262,16 @@ def write_numbers(config: Config, request: HttpRequest, response: Any, asks: Seq
     headers = response.headers._store
     if "ratelimit" in headers or "ratelimit-policy" in headers:
         return True
-    least, name, reset_after = MAX_COUNT + 1, "", 0
-    for ask in mine:
-        for verdict, own in zip(ask.verdicts, _names(ask), strict=True):
-            if verdict.remaining < least:
-                least, name, reset_after = verdict.remaining, own, verdict.reset_after
-    policy = _policies(mine[0]) if len(mine) == 1 else ", ".join([_policies(ask) for ask in mine])
-    # Past ResponseHeaders.__setitem__, which looks for what cannot be in ours, and costs as much as all the rest here.
+    names, policy = _policies(mine[0])
+    verdict = mine[0].verdicts[0]
+    name, least, reset_after = names[0], verdict.remaining, verdict.reset_after
+    if len(mine) > 1 or len(names) > 1:
+        policies = [_policies(ask) for ask in mine]
+        policy = ", ".join([said for _, said in policies])
+        for ask, (names, _) in zip(mine, policies, strict=True):
+            for own, verdict in zip(names, ask.verdicts, strict=True):
+                if verdict.remaining < least:
+                    name, least, reset_after = own, verdict.remaining, verdict.reset_after
     headers["ratelimit-policy"] = ("RateLimit-Policy", policy)
     headers["ratelimit"] = ("RateLimit", f'"{name}";r={least};t={max(1, -(-reset_after // MICROSECOND))}')
     return True
@@ -262,7 +281,7 @@ _told: dict[int, tuple[tuple[str, ...], str]] = {}
 """By the token of a plan: the names of its policies, and what is said of them."""
 
 
-def _names(ask: Ask) -> tuple[str, ...]:
+def _policies(ask: Ask) -> tuple[tuple[str, ...], str]:
     told = _told.get(ask.plan.token)
     if told is None:
         name, plan = ask.scope.name, ask.plan
@@ -273,11 +292,7 @@ def _names(ask: Ask) -> tuple[str, ...]:
         if len(_told) > 4096:  # plans come and go with the answers of RATE callables
             _told.clear()
         told = _told[ask.plan.token] = (names, said)
-    return told[0]
-
-
-def _policies(ask: Ask) -> str:
-    return _told[ask.plan.token][1]
+    return told
 
 
 def _is_shared(request: HttpRequest, response: Any) -> bool:

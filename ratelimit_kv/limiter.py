@@ -365,7 +365,9 @@ def _rounds(counters: Iterable[Counter]) -> list[list[Counter]]:
     merged: dict[tuple[str, int], Counter] = {}
     for counter in counters:
         before = merged.get((counter.key, counter.end))
-        merged[counter.key, counter.end] = counter if before is None else before._replace(cost=before.cost + counter.cost)
+        merged[counter.key, counter.end] = (
+            counter if before is None else before._replace(cost=before.cost + counter.cost)
+        )
     rounds: list[list[Counter]] = []
     for counter in merged.values():  # only what was in flight at different times has one key and several ends
         for one in rounds:
@@ -1051,13 +1053,14 @@ def check_flow(request: HttpRequest, scopes: Sequence[Scope]) -> Steps[RequestLi
 def quick(request: HttpRequest, limits: RequestLimits, scopes: Sequence[Scope]) -> Any:
     """The short way of almost every request: all that counts is plain, the store answers, every counter has room.
 
-    True when the hit passed; its decisions are made when somebody reads them. None when the long way has to be taken
-    from its start (``check_flow``), else the flow that takes it from where the store has answered.
+    True when the hit passed; its decisions are made when somebody reads them. False when it was denied from memory.
+    None when the long way has to be taken from its start (``check_flow``), else the flow that takes it from where the
+    store has answered.
     """
     rt = runtime()
     asks, counters, at = _plain(rt, request, limits, scopes)
     if not asks:
-        return None
+        return False if limits.has_denied else None
     alias = scopes[0].cache
     began = ticks()
     try:
@@ -1074,7 +1077,7 @@ async def aquick(request: HttpRequest, limits: RequestLimits, scopes: Sequence[S
     rt = runtime()
     asks, counters, at = _plain(rt, request, limits, scopes)
     if not asks:
-        return None
+        return False if limits.has_denied else None
     alias = scopes[0].cache
     began = ticks()
     try:
@@ -1090,7 +1093,10 @@ async def aquick(request: HttpRequest, limits: RequestLimits, scopes: Sequence[S
 def _plain(
     rt: Runtime, request: HttpRequest, limits: RequestLimits, scopes: Sequence[Scope]
 ) -> tuple[list[Ask], list[Counter], int]:
-    """The hit, with its asks and its time, if nothing in it has to wait for anything but one store. Else no asks."""
+    """The hit, with its asks and its time, if nothing in it has to wait for anything but one store. Else no asks.
+
+    A denial from memory is recorded, where nobody is to be told of it.
+    """
     config, memory = rt.config, rt.memory
     alias, at = scopes[0].cache, now()
     nothing: tuple[list[Ask], list[Counter], int] = ([], [], at)
@@ -1103,7 +1109,14 @@ def _plain(
         if not scope.is_plain or scope.cache != alias or plan is None:
             return nothing
         identity = scope.key.quick(request, ids, memo)
-        if type(identity) is not str or (memory is not None and (scope.name, identity) in memory):
+        if type(identity) is not str:
+            return nothing
+        if memory is not None and (scope.name, identity) in memory:
+            known = _remembered(rt, scope, identity, plan, scope.cost, at, ticks())  # type: ignore[arg-type]
+            if known is not None and not signals.denied.receivers and not logger.isEnabledFor(logging.DEBUG):
+                limits.scopes[scope.name] = scope
+                limits._by_name[scope.name] = known
+                limits.has_denied = True
             return nothing
         asks.append(Ask(scope, plan, identity, scope.cost, len(asks)))  # type: ignore[arg-type]
     if len(asks) == 1:

@@ -220,19 +220,26 @@ class Scope:
         ``share``: each limit is divided by it, rounded up (one process's part of the limit).
         """
         flags, kind = self.flags, self.algorithm
+        seconds = now // MICROSECOND
+        if self.is_plain and len(plan.rates) == 1 and share == 1:
+            window = plan.rates[0].window(seconds)
+            end = window.end
+            key = f"{plan.heads[0]}{identity}}}:{window.number}"
+            ttl, end = end - seconds + TTL_MARGIN, end * MICROSECOND
+            # As Counter(...), without a Python frame: this is almost every hit's way.
+            values = (key, kind, plan.limits[0], cost, plan.periods[0], end, ttl, "", group, flags, number, 1.0, 0)
+            return [tuple.__new__(Counter, values)]
         counters: list[Counter] = []
         for rate, limit, head, period in zip(plan.rates, plan.limits, plan.heads, plan.periods, strict=True):
             if share != 1:
                 limit = -(-limit // share)
             if kind == FIXED or kind == SLIDING:
-                window = rate.window(now // MICROSECOND)
+                window = rate.window(seconds)
                 end = window.end * MICROSECOND
-                ttl = window.end - now // MICROSECOND + TTL_MARGIN
+                ttl = window.end - seconds + TTL_MARGIN
                 key = f"{head}{identity}}}:{window.number}"
                 if kind == FIXED:
-                    # As Counter(...), without a Python frame: this is every hit's way.
-                    values = (key, kind, limit, cost, period, end, ttl, "", group, flags, number, 1.0, 0)
-                    counters.append(tuple.__new__(Counter, values))
+                    counters.append(Counter(key, kind, limit, cost, period, end, ttl, "", group, flags, number))
                     continue
                 before = rate.window(window.start - 1).number
                 counters.append(
