@@ -173,26 +173,21 @@ def _answers(answers: Any, admitted_of: int | None = None) -> str:
 
 
 def _leases(rows: list[dict[str, Any]]) -> str:
+    cells = [
+        [
+            "20" if row["lease"] else "none",
+            row["requests"],
+            *((f"✗ {row['error']}", "") if "error" in row else (_answers(row["answers"]), row["store_calls"])),
+        ]
+        for row in rows
+    ]
     return "\n".join(
         [
             "## Leases",
             "",
             "8 processes, one counter of 1000 for everyone, on django-redis.",
             "",
-            table(
-                ["lease", "requests", "admitted", "store calls a request"],
-                [
-                    ["20" if row["lease"] else "none", f"{row['load']} × the limit", f"✗ {row['error']}", ""]
-                    if "error" in row
-                    else [
-                        "20" if row["lease"] else "none",
-                        row["requests"],
-                        _answers(row["answers"]),
-                        row["store_calls"],
-                    ]
-                    for row in rows
-                ],
-            ),
+            table(["lease", "requests", "admitted", "store calls a request"], cells),
         ]
     )
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.adapters import DJANGO_REDIS, OursWithHeaders
+from benchmarks.adapters import DJANGO_REDIS, Ours, OursWithHeaders
 from benchmarks.report import table
 from ratelimit_kv.algorithms import FIXED, Counter
 from ratelimit_kv.guard import LeaseBook
@@ -42,8 +42,8 @@ class Constants:
         """From the results.json of a run."""
         name = OursWithHeaders.name
         return cls(
-            server_us=results["server"][name]["1"],
-            server_three_us=results["server"][name]["3"],
+            server_us=results["server"][Ours.name]["1"],
+            server_three_us=results["server"][Ours.name]["3"],
             added_us=results["times"]["backends"][DJANGO_REDIS][name]["allowed"]["added_us"],
             identity_bytes=results["memory"][name]["bytes"],
         )
