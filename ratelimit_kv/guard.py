@@ -250,13 +250,17 @@ class DeniedMemory:
             return
         key = (decision.scope, decision.identity)
         with self._lock:
-            before = self._known.pop(key, None)
-            cost = decision.cost
-            if before is not None and before.token == token and before.until > now and before.cost < cost:
-                cost = before.cost
+            before = self._known.get(key)
+            if (
+                before is not None
+                and before.cost < decision.cost
+                and self.find(*key, token, before.cost, 0, now, ticks) is before
+            ):
+                return  # a costlier hit has to wait longer than the one that is remembered
+            self._known.pop(key, None)
             self._known[key] = Remembered(
                 token,
-                cost,
+                decision.cost,
                 ticks + min(wait, self._seconds),
                 ticks,
                 now + int(wait * MICROSECOND),
