@@ -159,7 +159,7 @@ def _enter(view: Any, marks: tuple[Mark, ...], request: HttpRequest) -> tuple[Re
     if decided:
         scopes = [scope for mark, own in zip(marks, plan.scopes, strict=True) if mark not in decided for scope in own]
     limits.counted_here = decided.union(marks)
-    if plan.any_method and request.method != "OPTIONS":
+    if plan.counts_all and request.method != "OPTIONS":
         return limits, scopes
     return limits, door.applicable(rt.config, scopes, request, resolved)
 

@@ -39,8 +39,8 @@ class ViewPlan(NamedTuple):
     """For each mark."""
     all_scopes: tuple[Scope, ...]
     """Of all marks, each once, the outermost first."""
-    any_method: bool
-    """Whether none of the scopes minds the method."""
+    counts_all: bool
+    """Whether the scopes count every request: none minds the method or exempts a path."""
 
     def exempts(self, method: str | None) -> bool:
         """Whether the view is exempt for a method."""
@@ -63,7 +63,7 @@ def plan_of(rt: Runtime, marks: tuple[Mark, ...], resolved: Any, view: Any) -> V
             marks,
             scopes,
             tuple(every.values())[::-1],
-            all(scope.methods is None for scope in every.values()),
+            not any(scope.methods or scope.exempt_paths or scope.exempt_url_names for scope in every.values()),
         )
         if len(rt.views) < MOST_VIEWS:
             rt.views[marks, resolved] = plan

@@ -28,7 +28,7 @@ from .algorithms import MICROSECOND
 from .callables import CallableError
 from .conf import Config
 from .decisions import Decision, Reason, tightest
-from .identity import accept_of
+from .identity import preferred_type
 from .limiter import Ask, RequestLimits
 from .rates import ceil_seconds
 from .scopes import Scope
@@ -45,6 +45,7 @@ TITLES = {
     503: "Temporarily unavailable",
     400: "Bad request",
 }
+KINDS = ("text/html", "application/problem+json", "application/json", "text/plain")
 TEMPLATES = ("429.html", "ratelimit_kv/429.html")
 QUIET_WAIT = 60
 """Seconds: a QUIET scope rounds the wait up to whole minutes."""
@@ -175,18 +176,9 @@ def _page(status: int, text: str, decision: Decision, scope: Scope | None, wait:
 
 def preferred(request: HttpRequest) -> str:
     """``html``, ``json`` or ``text``, by Accept; a client that takes anything gets JSON if it sent JSON."""
-    accept = accept_of(request)
-    kind = None if accept == "*/*" else _liked(accept[:1000])
-    return kind or ("json" if (request.content_type or "").endswith("json") else "text")
-
-
-@lru_cache(maxsize=1024)
-def _liked(accept: str) -> str | None:
-    asker = HttpRequest()
-    asker.META["HTTP_ACCEPT"] = accept
-    kind = asker.get_preferred_type(("text/html", "application/problem+json", "application/json", "text/plain"))
-    if kind is None or (kind == "text/html" and not any(str(one).startswith(kind) for one in asker.accepted_types)):
-        return None  # it takes anything
+    kind = preferred_type(request, KINDS)
+    if kind is None:
+        return "json" if (request.content_type or "").endswith("json") else "text"
     return {"text/html": "html", "text/plain": "text"}.get(kind, "json")
 
 

@@ -18,7 +18,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -166,9 +166,22 @@ class Part:
         return self._of_session(request, ids)
 
 
-def accept_of(request: HttpRequest) -> str:
-    """What the client likes to be answered in: its Accept header. ``request.headers`` would read all the others too."""
-    return str(request.META.get("HTTP_ACCEPT", "*/*"))
+def preferred_type(request: HttpRequest, kinds: tuple[str, ...]) -> str | None:
+    """Which of the media types the client likes best by its Accept header, None when it takes anything.
+
+    As Django's own, which reads all headers of every request for it.
+    """
+    accept = str(request.META.get("HTTP_ACCEPT", "*/*"))
+    return None if accept == "*/*" else _preferred_type(accept[:1000], kinds)
+
+
+@lru_cache(maxsize=1024)
+def _preferred_type(accept: str, kinds: tuple[str, ...]) -> str | None:
+    asker = HttpRequest()
+    asker.META["HTTP_ACCEPT"] = accept
+    kind = asker.get_preferred_type(kinds)
+    # "*/*" says nothing; "text/*" and "application/*" do.
+    return kind if kind and any(one.main_type == kind.partition("/")[0] for one in asker.accepted_types) else None
 
 
 def _is_djangos(user: Any) -> bool:
@@ -250,9 +263,8 @@ def _read_field(part: Part, request: HttpRequest, ids: Identities) -> Any:
 def fold(text: str) -> str:
     """One spelling for all that a person takes for the same name: NFKD without marks, stripped, casefolded."""
     # Marks go first: to put thousands of them in order, as NFKD does, takes seconds. Composed letters bring new ones, and
-    # casefolding too (a dotted capital I).
-    for _ in range(2):
-        text = _bare(unicodedata.normalize("NFKD", _bare(text))).casefold()
+    # casefolding too (a dotted capital I). Upper case first, for databases compare by it, and there a dotless i is an I.
+    text = _bare(unicodedata.normalize("NFKD", _bare(text))).upper().casefold()
     return _bare(unicodedata.normalize("NFKD", text)).strip()
 
 
