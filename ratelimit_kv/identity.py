@@ -167,7 +167,7 @@ class Part:
 
 
 def preferred_type(request: HttpRequest, kinds: tuple[str, ...]) -> str | None:
-    """Which of the media types the client likes best by its Accept header, None when it takes anything.
+    """Which of the media types the client likes best by its Accept header, None when it takes anything. The first of the types has to be named.
 
     As Django's own, which reads all headers of every request for it.
     """
@@ -180,8 +180,9 @@ def _preferred_type(accept: str, kinds: tuple[str, ...]) -> str | None:
     asker = HttpRequest()
     asker.META["HTTP_ACCEPT"] = accept
     kind = asker.get_preferred_type(kinds)
-    # "*/*" says nothing; "text/*" and "application/*" do.
-    return kind if kind and any(one.main_type == kind.partition("/")[0] for one in asker.accepted_types) else None
+    # The first is also what "*/*" and "text/*" mean: it has to be named.
+    named = kind != kinds[0] or any(str(one).startswith(kinds[0]) for one in asker.accepted_types)
+    return kind if named else None
 
 
 def _is_djangos(user: Any) -> bool:
