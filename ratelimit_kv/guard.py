@@ -309,6 +309,9 @@ class DeniedLog:
         self._entries = entries
         self._lock = threading.Lock()
 
+    def __len__(self) -> int:
+        return len(self._until)
+
     def record(self, decision: Decision, now: int, ticks: float) -> None:
         """Log a denial, at the level that it deserves."""
         key = (decision.scope, decision.identity)
