@@ -150,6 +150,7 @@ class _File:
         self.path = path
         self._descriptor = descriptor
         self._content = content
+        self._size = len(content)
         self.has_expired = not content
         """An empty one too, as Django has it: it was created and then nobody came to write."""
         stream = io.BytesIO(content)
@@ -204,9 +205,12 @@ class _File:
 
     def _overwrite(self, content: bytes) -> None:
         # In one piece and in place: a new file under the old name would take the lock away from who waits.
+        self._size = max(self._size, len(content))
         if os.pwrite(self._descriptor, content, 0) != len(content):
             raise OSError(None, "the disk took only a part")
-        os.ftruncate(self._descriptor, len(content))
+        if len(content) < self._size:
+            os.ftruncate(self._descriptor, len(content))
+            self._size = len(content)
 
     def remove(self) -> None:
         Path(self.path).unlink(missing_ok=True)

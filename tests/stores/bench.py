@@ -30,7 +30,6 @@ SECOND = 1_000_000
 ALIAS = "default"
 
 
-
 def microseconds() -> int:
     return time.time_ns() // 1000
 

@@ -50,6 +50,11 @@ def sqlite(use_cache: Callable[..., Any]) -> Bench:
     return Bench("database-sqlite", use_cache("database-sqlite"))
 
 
+@pytest.fixture(autouse=True)
+def no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database.random, "random", lambda: 1.0)
+
+
 def connection() -> Any:
     return connections[COUNTERS]
 
