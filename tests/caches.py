@@ -263,8 +263,7 @@ def _end_other_sessions(connection: Any) -> None:
             )
         elif connection.vendor == "mysql":
             cursor.execute(
-                "SELECT id FROM information_schema.processlist"
-                " WHERE db = DATABASE() AND id <> CONNECTION_ID()"
+                "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()"
             )
             for (session,) in cursor.fetchall():
                 cursor.execute(f"KILL {session}")

@@ -243,9 +243,7 @@ def start_sentinel() -> Sentinel | Missing:
         # Without a delay the first copy to a replica begins at once instead of after five seconds.
         master = _start_redis("redis", binary, {"repl-diskless-sync-delay": 0})
         servers.append(master)
-        replica = _start_redis(
-            "redis", binary, {"replicaof": f"{HOST} {master.port}", "repl-diskless-sync-delay": 0}
-        )
+        replica = _start_redis("redis", binary, {"replicaof": f"{HOST} {master.port}", "repl-diskless-sync-delay": 0})
         servers.append(replica)
         with redis.Redis(port=replica.port) as client:
             wait_until(lambda: client.info("replication")["master_link_status"] == "up", "the replica")
@@ -294,9 +292,7 @@ def start_redis_cluster() -> Cluster | Missing:
             clients.append(stack.enter_context(redis.Redis(port=server.port)))
         first_slots = [0, 5461, 10923, 16384]
         for number, client in enumerate(clients):
-            client.execute_command(
-                "CLUSTER", "ADDSLOTSRANGE", first_slots[number], first_slots[number + 1] - 1
-            )
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", first_slots[number], first_slots[number + 1] - 1)
             # Nodes that were strangers start with one epoch; without this they argue about it first.
             client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         for server, bus_port in zip(servers[1:], bus_ports[1:], strict=True):
@@ -399,9 +395,7 @@ def start_postgresql() -> Server | Missing:
 
     def is_ready(port: int) -> bool:
         try:
-            psycopg.connect(
-                f"host={HOST} port={port} user=postgres dbname=postgres connect_timeout=2"
-            ).close()
+            psycopg.connect(f"host={HOST} port={port} user=postgres dbname=postgres connect_timeout=2").close()
         except psycopg.OperationalError:
             return False
         return True

@@ -133,9 +133,7 @@ def imports_go_down(room: Room) -> list[str]:
         name = f"{PACKAGE}.{there}".rstrip(".")
         if other_floor > floor:
             instead = "take it as an argument, or move the code that both need further down"
-            offences.append(
-                room.offence(node, f"(floor {floor}) imports {name} from floor {other_floor}", instead)
-            )
+            offences.append(room.offence(node, f"(floor {floor}) imports {name} from floor {other_floor}", instead))
         elif other_floor == floor == DOORS:
             instead = "doors don't know each other: move what both need to floor 5"
             offences.append(room.offence(node, f"imports {name} from beside it on floor {DOORS}", instead))
@@ -302,9 +300,7 @@ def is_headers(node: ast.expr) -> bool:
 
 # ── The house as it stands ────────────────────────────────────────────────────────────────────────────────
 
-HOUSE = [
-    Room.of(path.relative_to(HOME).as_posix(), path.read_text("utf-8")) for path in sorted(HOME.rglob("*.py"))
-]
+HOUSE = [Room.of(path.relative_to(HOME).as_posix(), path.read_text("utf-8")) for path in sorted(HOME.rglob("*.py"))]
 Rule = Callable[[Room], list[str]]
 
 

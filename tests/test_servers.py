@@ -87,7 +87,5 @@ def state(pid: int) -> str:
 def test_a_server_that_cannot_start_says_why() -> None:
     with pytest.raises(servers.CannotStart, match="no-such-option"):
         servers.start_redis(no_such_option=1)
-    assert not [
-        server for server in servers._running.values() if server.kind == "redis" and not server.running
-    ]
+    assert not [server for server in servers._running.values() if server.kind == "redis" and not server.running]
     assert os.getpid() == servers._main_process
