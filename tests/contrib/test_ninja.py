@@ -14,6 +14,7 @@ from django.db import connections
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
+from django.utils.asyncio import async_unsafe
 from freezegun import freeze_time
 from ninja import NinjaAPI
 from ninja.errors import Throttled
@@ -189,15 +190,17 @@ async def test_functions_of_either_kind_are_called(kind: str, settings: Any, asy
     assert (await apeek("api", "call:slow")).remaining == 0
 
 
-@pytest.mark.django_db(transaction=True)
 @each
-def test_users_of_a_session_are_looked_up(kind: str, settings: Any, async_client: AsyncClient) -> None:
+async def test_users_of_a_session_are_looked_up(
+    kind: str, settings: Any, async_client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limit(settings, **SCOPES)
-    user = User.objects.create_user("alice")
-    async_client.force_login(user)
-    answers = [async_to_sync(async_client.get)(f"/api/{kind}").status_code for _ in range(4)]
+    # As a database would have it.
+    monkeypatch.setattr("django.contrib.auth.get_user", async_unsafe(lambda request: User(pk=7)))
+    async_client.cookies["sessionid"] = "of user 7"
+    answers = [(await async_client.get(f"/api/{kind}")).status_code for _ in range(4)]
     assert answers == [200, 200, 200, 429]
-    assert peek("api", f"user:{user.pk}").remaining == 0
+    assert (await apeek("api", "user:7")).remaining == 0
 
 
 @each
@@ -349,5 +352,5 @@ def test_what_is_no_scope_is_refused_at_once(wrong: Any) -> None:
 
 def test_an_unknown_scope_says_so(settings: Any, client: Client) -> None:
     limit(settings, apy="3/m", budget="9/m")
-    with pytest.raises(Exception, match="There is no rate limit scope 'api'. Did you mean 'apy'"):
+    with pytest.raises(Exception, match="Did you mean 'apy'"):
         client.get("/api/sync")
