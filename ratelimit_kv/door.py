@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from django.http import HttpRequest
@@ -53,7 +54,10 @@ def plan_of(rt: Runtime, marks: tuple[Mark, ...], resolved: Any, view: Any) -> V
     Inline scopes are named after the resolved view; where that does not show the mark (Ninja has one view for all
     operations), after the one that the mark stands on.
     """
-    plan: ViewPlan | None = rt.views.get((marks, resolved))
+    # One mark may stand on several handlers of a view. method_decorator wraps them anew at each request.
+    stands_on = getattr(view, "__wrapped__", view) if type(view) is partial else view
+    key = marks, resolved, id(stands_on)
+    plan: ViewPlan | None = rt.views.get(key)
     if plan is None:
         scopes = tuple(tuple(rt.config.of_mark(mark, resolved if shows(resolved, mark) else view)) for mark in marks)
         every = {scope.name: scope for one in reversed(scopes) for scope in reversed(one)}
@@ -66,7 +70,7 @@ def plan_of(rt: Runtime, marks: tuple[Mark, ...], resolved: Any, view: Any) -> V
             not any(scope.methods or scope.exempt_paths or scope.exempt_url_names for scope in every.values()),
         )
         if len(rt.views) < MOST_VIEWS:
-            rt.views[marks, resolved] = plan
+            rt.views[key] = plan
     return plan
 
 
