@@ -299,6 +299,18 @@ def lemon(request):
     return {}
 
 
+@ninja.get("/melon")
+@limited
+def melon(request):
+    return {}
+
+
+@ninja.post("/melon")
+@limited
+def plant_melon(request):
+    return {}
+
+
 def ninja_view(name: str) -> Any:
     (patterns, _, _) = ninja.urls
     return next(pattern.callback for pattern in patterns if str(pattern.pattern) == name)
@@ -342,6 +354,17 @@ def test_two_views_do_not_share_a_limit_because_both_are_wrapped(
     site(one=one, another=another)
     assert statuses(client, "/one", 2) == [200, 429]
     assert statuses(client, "/another", 2) == [200, 429]
+
+
+@pytest.mark.parametrize("middleware", [False, True])
+@pytest.mark.parametrize("methods", [("get", "post"), ("post", "get")])
+def test_two_operations_on_one_path_do_not_share_a_limit(
+    methods: tuple[str, str], middleware: bool, settings: Any, site: Any, client: Client
+) -> None:
+    limit(settings, middleware=middleware)
+    site(ninja_view("melon"))
+    for method in methods:
+        assert statuses(client, "/", 2, method) == [200, 429]
 
 
 def test_a_name_does_not_change_with_wrapping(site: Any, client: Client) -> None:
@@ -575,6 +598,38 @@ def test_a_handler_that_is_exempt_exempts_no_other(settings: Any, site: Any, cli
     assert statuses(client, "/", 2, "post") == [200, 429]
     assert statuses(client, "/", 2) == [200, 200]
     assert statuses(client, "/", 2, "head") == [200, 200]
+
+
+class OneOfTwoExempt(View):
+    @limited
+    @rate_limit_exempt
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    @limited
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    @method_decorator(limited)
+    @rate_limit_exempt
+    def put(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    @method_decorator(limited)
+    def delete(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+
+@pytest.mark.parametrize("middleware", [False, True])
+@pytest.mark.parametrize("method", ["post", "delete"])
+def test_one_decorator_on_two_handlers_is_exempt_on_the_one_that_is(
+    method: str, middleware: bool, settings: Any, site: Any, client: Client
+) -> None:
+    limit(settings, middleware=middleware)
+    site(OneOfTwoExempt.as_view())
+    assert statuses(client, "/", 2) == [200, 200]
+    assert statuses(client, "/", 2, "put") == [200, 200]
+    assert statuses(client, "/", 2, method) == [200, 429]
 
 
 def test_a_limit_that_an_exempt_view_asks_for_lets_it_pass(settings: Any, site: Any, client: Client) -> None:
