@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
+from django.core import signing
 from django.db import connections
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
@@ -354,3 +355,19 @@ def test_an_unknown_scope_says_so(settings: Any, client: Client) -> None:
     limit(settings, apy="3/m", budget="9/m")
     with pytest.raises(Exception, match="Did you mean 'apy'"):
         client.get("/api/sync")
+
+
+def test_the_example_of_the_documentation(example: Callable[[str], Client]) -> None:
+    client = example("Ninja")
+
+    def ask(token: str, address: str, path: str = "reports") -> int:
+        headers = {"Authorization": f"Bearer {token}"}
+        return int(client.get(f"/api/{path}/", headers=headers, REMOTE_ADDR=address).status_code)
+
+    mine, other = (signing.dumps({"sub": sub}, salt="api") for sub in ("42", "43"))
+    assert [ask(mine, "192.0.2.1") for _ in range(3)] == [200] * 3
+    assert [ask(mine, "192.0.2.2") for _ in range(3)] == [200, 200, 429]
+    assert ask(mine, "192.0.2.2", "ping") == ask(mine, "192.0.2.2", "live") == 429
+    assert [ask(other, "192.0.2.2", "live") for _ in range(6)] == [200] * 5 + [429]
+    assert [ask("guess", "192.0.2.3") for _ in range(21)] == [401] * 20 + [429]
+    assert peek("reports", "everyone").remaining == 45

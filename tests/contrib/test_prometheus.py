@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -131,6 +132,19 @@ def test_one_line_in_installed_apps_switches_them_on(settings: Any) -> None:
     settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, NAME]
     assert apps.get_app_config("prometheus").name == NAME
     call_command("check", fail_level="ERROR")
+
+
+def test_the_example_of_the_documentation(example: Callable[[str], Client]) -> None:
+    client = example("Prometheus")
+    with freeze_time(HALF_PAST):
+        assert statuses(client, "/api/ping/", 6) == [200] * 5 + [429]
+        shown = client.get("/metrics").content.decode()
+    assert 'ratelimit_kv_denied_total{reason="over_limit",scope="api"} 1.0' in shown
+    assert 'ratelimit_kv_near_limit_total{scope="api"} 1.0' in shown
+    document = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text("utf-8")
+    assert set(re.findall(r"# HELP (ratelimit_kv_\w+(?<!_created)) ", shown)) == set(
+        re.findall(r"^\| `(ratelimit_kv_\w+)`", document, re.MULTILINE)
+    )
 
 
 # ------------------------------------------------------------------------------------------------- other processes

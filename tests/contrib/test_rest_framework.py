@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -440,3 +441,20 @@ def test_an_unknown_scope_says_so(settings: Any, client: Client) -> None:
     limit(settings, apy="3/m", budget="9/m")
     with pytest.raises(Exception, match="Did you mean 'apy'"):
         client.get("/named")
+
+
+@pytest.mark.django_db
+def test_the_example_of_the_documentation(example: Callable[[str], Client]) -> None:
+    client = example("REST framework")
+    User.objects.create_user("alice", password="wonderland")
+
+    def ask(password: str, address: str) -> int:
+        basic = b64encode(f"alice:{password}".encode()).decode()
+        headers = {"Authorization": f"Basic {basic}"}
+        return int(client.get("/api/reports/", headers=headers, REMOTE_ADDR=address).status_code)
+
+    assert [ask("wonderland", "192.0.2.1") for _ in range(3)] == [200] * 3
+    assert [ask("wonderland", "192.0.2.2") for _ in range(3)] == [200, 200, 429]
+    assert [ask("guess", "192.0.2.3") for _ in range(21)] == [401] * 20 + [429]
+    assert statuses(client, "/api/ping/", 6) == [200] * 5 + [429]
+    assert peek("reports", "everyone").remaining == 45
