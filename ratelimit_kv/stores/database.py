@@ -276,11 +276,12 @@ class _Session:
 
     def _insert(self, key: str, value: str, expires: Any) -> bool:
         """A new row, or one that has expired; False when there is one that is alive."""
-        insert = f"INSERT INTO {self._table} (cache_key, value, expires) VALUES (%s, %s, %s)"
+        alias = "" if self.vendor == "mysql" else " AS old"
+        insert = f"INSERT INTO {self._table}{alias} (cache_key, value, expires) VALUES (%s, %s, %s)"
         if self.vendor != "mysql":
             self.cursor.execute(
                 f"{insert} ON CONFLICT (cache_key) DO UPDATE SET value = excluded.value,"
-                f" expires = excluded.expires WHERE {self._table}.expires < %s",
+                " expires = excluded.expires WHERE old.expires < %s",
                 [key, value, expires, self._alive],
             )
             return bool(self.cursor.rowcount == 1)

@@ -162,6 +162,15 @@ def test_case_makes_no_difference_on_mariadb(use_cache: Callable[..., Any]) -> N
     assert [bench.hit(hit, now=now)[0].used for hit in (small, large, small, large)] == [1, 2, 3, 3]
 
 
+def test_a_table_in_a_schema(use_cache: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench("database-postgresql", use_cache("database-postgresql"))
+    monkeypatch.setattr(bench.cache, "_table", f'"public"."{TABLE}"')  # which createcachetable can't make
+    hits = [counter(), counter(kind="b"), counter(kind="s")]
+    for used in (1, 2, 3):
+        assert [verdict.used for verdict in bench.hit(*hits)] == [used] * 3
+    assert len(bench.keys()) == 3
+
+
 @pytest.mark.parametrize("aware", [True, False])
 def test_time_zones(bench: Bench, settings: Any, aware: bool) -> None:
     settings.USE_TZ = aware
