@@ -170,7 +170,7 @@ async def test_what_is_refused_before_it_reaches_a_view_is_counted(
         answers = [await client.post(path) for _ in range(5)]
     else:
         blocking = Client(enforce_csrf_checks=True)
-        answers = [blocking.post(path) for _ in range(5)]
+        answers = [await sync_to_async(blocking.post)(path) for _ in range(5)]
     assert [answer.status_code for answer in answers] == [status, status, status, 429, 429]
     assert answers[0]["RateLimit"] == '"site";r=2;t=30'
     assert answers[3]["Retry-After"] == "30"
@@ -207,7 +207,7 @@ async def test_a_response_that_is_yet_to_be_rendered_is_rendered(
     path: str, settings: Any, client: Client, async_client: AsyncClient
 ) -> None:
     site_wide(settings, "0/m", RESPONSE=as_page)
-    for answer in (client.get(path), await async_client.get(path)):
+    for answer in (await sync_to_async(client.get)(path), await async_client.get(path)):
         assert answer.status_code == 429
         assert b"<title>Enough</title>" in answer.content
 
