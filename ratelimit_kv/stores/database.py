@@ -63,6 +63,9 @@ class DatabaseStore(Store):
     transaction, which is what a TestCase wants and a request does not: the middleware counts outside of
     ATOMIC_REQUESTS. Rows that have expired are removed bit by bit by hits outside of transactions.
 
+    Where the collation of the table has no regard to case, as most of MariaDB and MySQL, callers whose identities
+    differ in case alone share a counter.
+
     A test case that has not been given the database (``databases``) gets Django's own
     ``DatabaseOperationForbidden``, with a note on what to do.
     """
