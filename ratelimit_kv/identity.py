@@ -283,34 +283,39 @@ def _bare(text: str) -> str:
 def _form_value(request: HttpRequest, name: str) -> Any:
     had_post = hasattr(request, "_post")
     try:
-        if had_post:
-            value = request.POST.get(name)
-            if value is not None or not hasattr(request, "_body"):
-                return value
-        declared = request.META.get("CONTENT_LENGTH")
-        if (int(declared) if declared else _measured(request)) > BODY_LIMIT:
-            return None
+        if not hasattr(request, "_body"):
+            if had_post and getattr(request, "_read_started", True):
+                return request.POST.get(name)  # parsed from the stream, which is spent
+            declared = request.META.get("CONTENT_LENGTH")
+            if (int(declared) if declared else _measured(request)) > BODY_LIMIT:
+                return None
         body = request.body
-        if not body or len(body) > BODY_LIMIT:
+        if not body or (len(body) > BODY_LIMIT and not had_post):
             return None
-        content_type = request.content_type or ""
-        if content_type in ("application/x-www-form-urlencoded", "multipart/form-data"):
-            if request.method == "POST":
-                value = request.POST.get(name)
-            elif content_type == "application/x-www-form-urlencoded":
-                value = QueryDict(body, encoding=request.encoding or "utf-8").get(name)
-            else:
-                value = None
-            if value is not None:
-                return value
-        data = json.loads(body)
-        return data.get(name) if isinstance(data, dict) else None
+        form, data = _in_form(request, body, name), _in_json(body, name)
+        # A body that is both tells the view and us what it likes: '{"name": "alice", "x": "&name=mallory&"}'.
+        return (data if form is None else form) if form is None or data is None else None
     except Exception:  # noqa: BLE001  parsers may raise anything on a hostile body; such a field is missing
         if not had_post:
             # Django marks a body that it could not parse as parsed and empty; the view shall meet the error itself.
             request.__dict__.pop("_post", None)
             request.__dict__.pop("_files", None)
         return None
+
+
+def _in_form(request: HttpRequest, body: bytes, name: str) -> str | None:
+    if request.method != "POST" and request.content_type == "application/x-www-form-urlencoded":
+        return QueryDict(body, encoding=request.encoding or "utf-8").get(name)
+    is_form = request.content_type in ("application/x-www-form-urlencoded", "multipart/form-data")
+    return request.POST.get(name) if hasattr(request, "_post") or (is_form and request.method == "POST") else None
+
+
+def _in_json(body: bytes, name: str) -> Any:
+    try:
+        data = json.loads(body)
+    except ValueError:
+        return None
+    return data.get(name) if isinstance(data, dict) else None
 
 
 def _measured(request: HttpRequest) -> int:
