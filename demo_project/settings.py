@@ -97,8 +97,31 @@ CACHES = {
     "ratelimit": COUNTERS,
 }
 
+# The cards of /lab/: one for each way to limit, small enough to hit with a few clicks.
+LAB = {
+    "fixed": {"RATE": "3/m"},
+    "sliding": {"RATE": "3/m", "ALGORITHM": "sliding"},
+    "bucket": {"RATE": "3/30s", "ALGORITHM": "bucket"},
+    "calendar": {"RATE": "3/day", "TIMEZONE": "Asia/Tokyo"},
+    "several": {"RATE": ["2/10s", "5/m"]},
+    "tokens": {"RATE": "200/m", "COST": "demo_project.lab.estimate"},
+    "password": {
+        "RATE": "3/m",
+        "COUNT_IF": "ratelimit_kv.scopes.is_failure",
+        "RESET_IF": "ratelimit_kv.scopes.is_success",
+    },
+    "ban": {"RATE": "2/10s", "BAN": {"AFTER": 1, "FOR": "1m", "GROWTH": 2, "MAX": "10m"}},
+    "shadow": {"RATE": "2/m", "MODE": "shadow"},
+    "plan": {"RATE": "demo_project.lab.rate_of_plan"},
+    "ceiling": {"RATE": "2/m", "KEY": "field:device", "CEILING": 3},
+    "lease": {"RATE": "40/m", "KEY": "everyone", "LEASE": 4},
+    "margin": {"RATE": "5/m", "SAFETY_MARGIN": 0.2},
+    "concurrent": {"RATE": "2", "ALGORITHM": "concurrent"},
+}
+
 RATELIMIT_KV = {
     "CACHE": "ratelimit",
+    "PROCESSES": 4,  # at most; what leases are measured by
     "SCOPES": {
         # Applied by the middleware, wherever the path or the name of the URL says.
         "global": {"RATE": "600/m", "KEY": "ip", "PATHS": ["*"], "EXEMPT_PATHS": ["/health", "/static/*"]},
@@ -132,5 +155,6 @@ RATELIMIT_KV = {
         "api-ask": {"RATE": "20/h", "KEY": "ip"},
         "api-ask-async": {"RATE": "20/h", "KEY": "ip"},
         "api-me": {"RATE": "10/m", "KEY": "user|ip"},
+        **{f"lab-{name}": {**scope, "RESPONSE": "demo_project.lab.denied"} for name, scope in LAB.items()},
     },
 }

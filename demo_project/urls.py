@@ -3,12 +3,14 @@ from django.contrib.auth.views import LoginView, LogoutView
 from django.contrib.staticfiles.urls import staticfiles_urlpatterns
 from django.urls import path
 
-from . import views
+from . import lab, views
 
 urlpatterns = [
     path("", views.home, name="home"),
     path("ask/", views.ask, name="ask"),
     path("roast/", views.roast, name="roast"),
+    path("lab/", lab.lab, name="lab"),
+    path("lab/<slug:name>/", lab.lab_hit, name="lab-hit"),
     path("accounts/login/", LoginView.as_view(redirect_authenticated_user=True), name="login"),
     path("accounts/logout/", LogoutView.as_view(), name="logout"),
     path("api/ask/", views.api_ask, name="api-ask"),

@@ -1,5 +1,6 @@
 """The oracle: one small site, and most of the ways to limit one."""
 
+import math
 import random
 import secrets
 from datetime import timedelta
@@ -45,13 +46,21 @@ class Question(forms.Form):
 
 def limit_of(scope, request):
     """What the visitor has left of a scope, and when it starts again. Looking costs nothing."""
-    decision = peek(scope, request)
-    resets = None
-    if decision.reset_after is not None:
-        now = timezone.now()
-        ends = now + timedelta(seconds=decision.reset_after)
-        resets = timeuntil(ends, now, depth=1) if decision.reset_after >= 60 else "under a minute"
-    return {"decision": decision, "resets": resets}
+    return shown(peek(scope, request))
+
+
+def shown(decision):
+    """A decision as ``_limit.html`` shows it."""
+    return {"decision": decision, "resets": span(decision.reset_after) if decision.reset_after else None}
+
+
+def span(seconds):
+    """A time to wait, for people."""
+    whole = math.ceil(seconds)
+    if whole < 120:
+        return f"{whole} second{'' if whole == 1 else 's'}"
+    now = timezone.now()
+    return timeuntil(now + timedelta(seconds=whole), now, depth=1)
 
 
 @require_safe
