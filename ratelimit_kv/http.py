@@ -29,7 +29,7 @@ from .callables import CallableError
 from .conf import Config
 from .decisions import Decision, Reason, tightest
 from .identity import preferred_type
-from .limiter import Ask, RequestLimits
+from .limiter import Ask, RequestLimits, runtime, ticks
 from .rates import ceil_seconds
 from .scopes import Scope
 from .steps import Steps
@@ -85,15 +85,17 @@ def refuse(config: Config, request: HttpRequest, limits: RequestLimits, decision
         try:
             response = yield function.step(request, decision)
         except CallableError as error:
-            logger.error("scope %s: %s", decision.scope, error, exc_info=error.__cause__)
+            if _due("response", decision.scope):
+                logger.error("scope %s: %s", decision.scope, error, exc_info=error.__cause__)
         else:
             if not isinstance(response, HttpResponseBase):
-                logger.error(
-                    "scope %s: %s returned %s, not a response",
-                    decision.scope,
-                    function.name,
-                    type(response).__name__,
-                )
+                if _due("response", decision.scope):
+                    logger.error(
+                        "scope %s: %s returned %s, not a response",
+                        decision.scope,
+                        function.name,
+                        type(response).__name__,
+                    )
                 response = None
     if response is None:
         response = _own(request, decision, scope, wait)
@@ -104,6 +106,11 @@ def refuse(config: Config, request: HttpRequest, limits: RequestLimits, decision
     # Our log has the transition; Django's would have a line, and ADMINS a mail, for every single refusal.
     response._has_been_logged = True
     return response  # type: ignore[no-any-return]
+
+
+def _due(what: str, scope: str) -> bool:
+    """Whether a mistake in how refusals look is to be logged: not once for every request of an attack."""
+    return runtime().throttle.due((what, scope), ticks())
 
 
 def _own(request: HttpRequest, decision: Decision, scope: Scope | None, wait: int | None) -> HttpResponse:
@@ -145,7 +152,8 @@ def _words(decision: Decision, scope: Scope | None, wait: int | None) -> str:
         try:
             return scope.message.format(retry_after=phrase(wait), limit=limit, scope=decision.scope)
         except (LookupError, ValueError, TypeError, AttributeError):  # a translation that asks for something else
-            logger.exception("scope %s: its MESSAGE could not be filled in", decision.scope)
+            if _due("message", decision.scope):
+                logger.exception("scope %s: its MESSAGE could not be filled in", decision.scope)
     if status == 503:
         return "This is not available right now. Please try again in a moment."
     if status == 400:
@@ -170,7 +178,8 @@ def _page(status: int, text: str, decision: Decision, scope: Scope | None, wait:
     try:
         return str(loader.select_template(TEMPLATES).render(context))
     except Exception:  # the project's template may do anything; a refusal must not become a 500
-        logger.exception("the page for refused requests (%s) could not be rendered", " or ".join(TEMPLATES))
+        if _due("page", ""):
+            logger.exception("the page for refused requests (%s) could not be rendered", " or ".join(TEMPLATES))
         return None
 
 
@@ -289,14 +298,17 @@ def _policies(ask: Ask) -> tuple[tuple[str, ...], str]:
 
 def _is_shared(request: HttpRequest, response: Any) -> bool:
     """Whether others may be given this response: one caller's numbers must not stand in it."""
-    if "cache-control" not in response.headers._store:
-        return bool(getattr(request, "_cache_update_cache", False))  # Django's page cache is about to keep it
-    control = response.headers["Cache-Control"].lower()
-    if "private" in control or "no-store" in control:
-        return False
-    if any(word in control for word in ("public", "max-age", "s-maxage")):
-        return True
-    return bool(getattr(request, "_cache_update_cache", False))
+    headers = response.headers._store
+    if "cdn-cache-control" in headers or "surrogate-control" in headers:
+        return True  # these go before Cache-Control in the caches that they are for (RFC 9213)
+    if "cache-control" in headers:
+        control = response.headers["Cache-Control"].lower()
+        if "private" in control or "no-store" in control:
+            return False
+        if any(word in control for word in ("public", "max-age", "s-maxage")):
+            return True
+    # Without max-age a cache goes by Expires. Or Django's own is about to keep it.
+    return "expires" in headers or bool(getattr(request, "_cache_update_cache", False))
 
 
 def response_of(error: BaseException) -> HttpResponse:
