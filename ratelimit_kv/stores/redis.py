@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.core.cache import caches
@@ -41,7 +41,20 @@ def _text(text: str) -> str:
 
 @lru_cache(4096)
 def _number(number: int) -> str:
-    return _text(str(number))
+    return _text(f"{number:d}")  # True, too, is 1, here as in the keys of this memory
+
+
+class _Depends(Generic[T]):
+    """What is one thing of the class, and perhaps another of a store, which has to look at its client first.
+
+    The client of a Cluster connects when it is made; any other does not.
+    """
+
+    def __init__(self, usually: T, on_a_cluster: T) -> None:
+        self._usually, self._on_a_cluster = usually, on_a_cluster
+
+    def __get__(self, store: RedisStore | None, owner: type[RedisStore]) -> T:
+        return self._on_a_cluster if store is not None and store.is_on_a_cluster() else self._usually
 
 
 class RedisStore(Store):
@@ -53,6 +66,13 @@ class RedisStore(Store):
     """
 
     name = "Redis"
+    is_exact = _Depends(True, on_a_cluster=False)
+    """False on a Cluster: counters in several slots are charged one after the other, and given back when a later one
+    denies, so that now and then a hit is denied for another that was denied too. Never do more pass.
+
+    The counters of one identity share a slot and are exact there also.
+    """
+    round_trips = _Depends("1", on_a_cluster="1 for each identity")
 
     def __init__(self, alias: str) -> None:
         """Raises ImproperlyConfigured for a client that it cannot work with. Connects at the first use, not here."""
@@ -68,17 +88,12 @@ class RedisStore(Store):
         self._link: Link | Cluster | None = None
         self._loops = Loops(None)
 
-    @property
-    def is_exact(self) -> bool:  # type: ignore[override]
-        """False on a Cluster: counters in several slots are charged one after the other, and given back when a later
-        one denies, so that now and then a hit is denied for another that was denied too. Never do more pass.
-
-        The counters of one identity share a slot and are exact there also. Connects, if nothing has before.
-        """
+    def is_on_a_cluster(self) -> bool:
+        """Whether it talks to a Redis Cluster, or would if that answered."""
         try:
-            return not isinstance(self._link or self._connect(), Cluster)
+            return isinstance(self._link or self._connect(), Cluster)
         except StoreError:
-            return False  # it is the client of a Cluster that connects when it is made
+            return True
 
     def _connect(self) -> Link | Cluster:
         try:

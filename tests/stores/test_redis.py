@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -16,8 +20,9 @@ from ratelimit_kv.algorithms import BUCKET, CONCURRENT, FIXED, SLIDING, Counter,
 from ratelimit_kv.decisions import Reason
 from ratelimit_kv.stores import get_store
 from ratelimit_kv.stores.redis import SCRIPT, RedisStore
+from ratelimit_kv.stores.redis_async import Loops
 from ratelimit_kv.stores.redis_link import TIMEOUT, bounded
-from tests.servers import Server
+from tests.servers import Server, free_port
 from tests.stores.bench import Bench, counter, in_threads, microseconds
 from tests.stores.contract import StoreContract
 from tests.stores.wire import Wire, wire_to
@@ -267,6 +272,38 @@ def test_a_unix_socket(own_redis: Callable[..., Server], kind: str, use_cache: C
     bench = Bench(kind, use_cache(kind, server=server, LOCATION=f"unix://{path}?db=2"))
     assert bench.admitted([counter()] * 5) == 3
     assert len(bench.keys()) == 1
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl to make a certificate with")
+def test_tls(own_redis: Callable[..., Server], tmp_path: Path, use_cache: Callable[..., Any]) -> None:
+    import redis
+
+    certificate, key = str(tmp_path / "certificate"), str(tmp_path / "key")
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "1"]
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, *subject]
+    subprocess.run(make, check=True, capture_output=True)
+    server = own_redis()
+    port = free_port()
+    with redis.Redis(port=server.port) as admin:
+        files = {"tls-cert-file": certificate, "tls-key-file": key, "tls-ca-cert-file": certificate}
+        admin.config_set("tls-auth-clients", "no", *(word for pair in files.items() for word in pair))
+        admin.config_set("tls-port", port)
+    location = f"rediss://127.0.0.1:{port}/0"
+    settings = options("django-redis", ssl_ca_certs=certificate)
+    bench = Bench("django-redis", use_cache("django-redis", server=server, LOCATION=location, OPTIONS=settings))
+    assert bench.admitted([counter()] * 5) == 3
+    with redis.Redis(port=server.port) as admin:
+        before = admin.info("stats")["total_connections_received"]
+        bench.hit(counter())
+        assert admin.info("stats")["total_connections_received"] == before, "what TLS says by itself is no goodbye"
+
+    async def story() -> list[bool]:
+        for _ in range(Loops.uses + 1):
+            await bench.store.apeek([counter()], microseconds())
+        hits = [bench.store.ahit([counter("user:loop")], microseconds()) for _ in range(5)]
+        return [verdicts[0].allowed for verdicts in await asyncio.gather(*hits)]
+
+    assert sorted(asyncio.run(story())) == [False, False, True, True, True]
 
 
 def test_a_password_and_a_database(own_redis: Callable[..., Server], use_cache: Callable[..., Any]) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ratelimit_kv.algorithms import COUNT_DENIED, DENY_ON_ERROR, FORCE, Counter, Verdict, dump, load, transact
 from ratelimit_kv.decisions import Reason
 from ratelimit_kv.stores import StoreError
+from ratelimit_kv.stores.redis import RedisStore
 from ratelimit_kv.stores.redis_cluster import hit_across, slot_of
 from tests.servers import Cluster, start_redis_cluster
 from tests.stores.bench import SECOND, Bench, counter, in_processes, in_threads, microseconds
@@ -47,8 +48,9 @@ def test_slots_are_those_of_the_server(redis_cluster: Cluster) -> None:
             assert slot_of(key.encode()) == node.execute_command("CLUSTER KEYSLOT", key), key
 
 
-def test_it_says_that_it_is_not_exact(bench: Bench) -> None:
-    assert not bench.store.is_exact
+def test_it_says_what_it_is(bench: Bench) -> None:
+    assert (bench.store.is_exact, bench.store.round_trips) == (False, "1 for each identity")
+    assert (RedisStore.is_exact, RedisStore.round_trips) == (True, "1")
 
 
 def test_one_identity_is_one_slot_and_exact(bench: Bench) -> None:
@@ -255,4 +257,5 @@ def test_a_cluster_that_is_down_from_the_start(use_cache: Callable[..., Any]) ->
     with pytest.raises(StoreError) as caught:
         bench.hit(counter())
     assert caught.value.outage
-    assert not bench.store.is_exact
+    assert (bench.store.is_exact, bench.store.round_trips) == (False, "1 for each identity")
+    assert (RedisStore.is_exact, RedisStore.round_trips) == (True, "1")

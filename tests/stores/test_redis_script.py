@@ -271,6 +271,25 @@ def test_the_script_and_its_twin(real: list[Real], story: list[Step]) -> None:
             assert each.read(key) == (None if value is None else str(value)), key
 
 
+@pytest.mark.parametrize("limits", [*itertools.product((0, 1, 3), repeat=3)])
+def test_fixed_windows_alike(real: list[Real], limits: tuple[int, ...]) -> None:
+    """The common case has a short way through the script."""
+    reference = Reference()
+    minute = 60 * SECOND
+    for cost in (0, 1, 1, 2, 1, 1, 0):
+        hits = [
+            Counter(
+                f"fixed:{limits[0]}{limits[1]}{limits[2]}:{number}", FIXED, limit, cost, minute, NOON + minute, AGES
+            )
+            for number, limit in enumerate(limits)
+        ]
+        expected = reference.hit(hits, NOON)
+        for each in real:
+            assert each.store.hit(hits, NOON) == expected
+            for hit in hits:
+                assert each.read(hit.key) == (str(reference.values[hit.key]) if hit.key in reference.values else None)
+
+
 @pytest.mark.parametrize("growth", [1.0, 1.5, 10.0])
 @pytest.mark.parametrize("strikes", [1, 3])
 def test_bans_grow_alike(real: list[Real], growth: float, strikes: int) -> None:
@@ -316,3 +335,4 @@ def test_a_foreign_value_is_read_alike(real: list[Real]) -> None:
             expected = reference.hit([one, other], NOON)
             for each in real:
                 assert each.store.hit([one, other], NOON) == expected, value
+                assert each.read(one.key) == (str(reference.values[one.key]) if one.key in reference.values else None)
