@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -139,8 +140,14 @@ def finish(request: HttpRequest, response: Any) -> Steps[Any]:
         return response
     limits.finished = True
     config = get_config()
-    yield from _outcomes(request, response, limits)
+    try:
+        yield from _outcomes(request, response, limits)
+    except asyncio.CancelledError:  # the client goes while we give back: what is in flight lands all the same
+        yield from _land(limits)
+        raise
     if isinstance(response, HttpResponseBase):
+        if limits.has_denied:
+            http.complete(response, limits)
         http.write_headers(config, request, response, limits)
     return response
 
@@ -168,9 +175,14 @@ def fail(request: HttpRequest, error: BaseException) -> Steps[None]:
     if isinstance(error, Exception):
         yield from _outcomes(request, http.response_of(error), limits)
     else:
-        for name in list(limits.by_name):
-            if limits.scopes[name].algorithm == CONCURRENT:
-                yield from give_back_flow(limits, name)
+        yield from _land(limits)
+
+
+def _land(limits: RequestLimits) -> Steps[None]:
+    """End what a request has in flight."""
+    for name in list(limits.by_name):
+        if limits.scopes[name].algorithm == CONCURRENT:
+            yield from give_back_flow(limits, name)
 
 
 def _outcomes(request: HttpRequest, response: Any, limits: RequestLimits) -> Steps[None]:

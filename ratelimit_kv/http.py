@@ -34,7 +34,7 @@ from .rates import ceil_seconds
 from .scopes import Scope
 from .steps import Steps
 
-__all__ = ["phrase", "refuse", "response_of", "write_headers"]
+__all__ = ["complete", "phrase", "refuse", "response_of", "write_headers"]
 
 logger = logging.getLogger("ratelimit_kv")
 
@@ -99,13 +99,25 @@ def refuse(config: Config, request: HttpRequest, limits: RequestLimits, decision
                 response = None
     if response is None:
         response = _own(request, decision, scope, wait)
+    _refused(response, wait)
+    return response  # type: ignore[no-any-return]
+
+
+def complete(response: Any, limits: RequestLimits) -> None:
+    """Give a refusal that a framework made of our denial what ours have: the wait, no storing, no line in Django's log."""
+    decision = tightest([decision for decision in limits.decisions if not decision.allowed])
+    if decision is None or response.status_code != decision.status:
+        return
+    _refused(response, wait_of(decision, limits.scopes.get(decision.scope)))
+
+
+def _refused(response: Any, wait: int | None) -> None:
     headers = response.headers._store
     if wait is not None and "retry-after" not in headers:
         headers["retry-after"] = ("Retry-After", str(wait))
     headers["cache-control"] = ("Cache-Control", "no-store")
     # Our log has the transition; Django's would have a line, and ADMINS a mail, for every single refusal.
     response._has_been_logged = True
-    return response  # type: ignore[no-any-return]
 
 
 def _due(what: str, scope: str) -> bool:
