@@ -252,7 +252,7 @@ def of_rate(decision, rate):
 def settings_of(name):
     """The scope as it stands in the settings, without what all cards share."""
     scope = settings.RATELIMIT_KV["SCOPES"][f"lab-{name}"]
-    return "\n".join(f'"{option}": {json.dumps(scope[option])},' for option in scope if option != "RESPONSE")
+    return "\n".join(f'"{option}": {json.dumps(scope[option])}' for option in scope if option != "RESPONSE")
 
 
 MARK = mark_safe("<!-- words -->")

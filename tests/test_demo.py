@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HOUR = 3600
 AS_A_BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 
-PAGES = ["/", "/ask/", "/roast/", "/accounts/login/", "/admin/login/"]
+PAGES = ["/", "/ask/", "/roast/", "/lab/", "/accounts/login/", "/admin/login/"]
 JSON = ["/health", "/api/ask/", "/api/ask/async/"]
 
 
@@ -516,7 +516,7 @@ LOOKS = """({
 @pytest.mark.parametrize(("width", "height"), [(1200, 800), (390, 844)], ids=["desktop", "phone"])
 def test_pages_in_a_browser(site: Site, browser: Browser, width: int, height: int) -> None:
     browser.resize(width, height)
-    for path in ("/", "/ask/", "/roast/", "/accounts/login/"):
+    for path in ("/", "/ask/", "/roast/", "/lab/", "/accounts/login/"):
         browser.open(site.url + path)
         looks = browser.ask(LOOKS)
         assert "oracle" in looks.pop("title")
