@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
@@ -506,7 +507,17 @@ def _once(memo: dict[Any, Any], function: Function, request: HttpRequest) -> Ste
 def _settle_asks(
     rt: Runtime, request: HttpRequest | None, limits: RequestLimits | None, asks: list[Ask], at: int
 ) -> Steps[list[Decision]]:
-    """All asks of a hit to their stores: one trip an alias, all or nothing over all of them."""
+    """All asks of a hit to their stores and back as decisions."""
+    try:
+        yield from _take_all(rt, asks, at)
+        return (yield from _conclude(rt, request, limits, asks, at))
+    except asyncio.CancelledError:  # nobody will ever know of this hit, but what it has in flight would stay there
+        yield from _land(rt, asks, at)
+        raise
+
+
+def _take_all(rt: Runtime, asks: list[Ask], at: int) -> Steps[None]:
+    """One trip an alias, all or nothing over all of them."""
     taken: list[tuple[str, list[Ask]]] = []
     denied = False
     spent = [ask for ask in asks if ask.scope.lease > 1 and _spend_leased(rt, ask, at)]
@@ -530,7 +541,21 @@ def _settle_asks(
         for ask in spent:
             rt.leases.keep(ask.counters[0], ask.cost, 0)
             ask.verdicts = [verdict._replace(charged=False) for verdict in ask.verdicts]
-    return (yield from _conclude(rt, request, limits, asks, at))
+
+
+def _land(rt: Runtime, asks: list[Ask], at: int) -> Steps[None]:
+    """End what a hit may have in flight. The store gets this after the hit, whose answer we have not waited for."""
+    for ask in asks:
+        if ask.scope.algorithm != CONCURRENT or not ask.cost:
+            continue
+        counters = [counter._replace(cost=-counter.cost, flags=FORCE | EXISTING) for counter in ask.counters]
+        if ask.is_local:
+            rt.local(ask.scope.cache).hit(counters, at)
+        elif counters:
+            try:
+                yield from _ask_store(rt, ask.scope.cache, "hit", counters, at)
+            except StoreError as error:
+                yield from _say_store_error(rt, ask.scope, ask.scope.cache, error)
 
 
 def _batches(asks: list[Ask]) -> Iterable[tuple[str, list[Ask]]]:
