@@ -16,6 +16,7 @@ from django.views.decorators.csrf import csrf_exempt
 from freezegun import freeze_time
 
 from ratelimit_kv import rate_limit
+from ratelimit_kv.signals import near_limit
 from tests import views
 from tests.site import HALF_PAST, limit
 
@@ -46,6 +47,7 @@ DOORS = {
 WHERE = {
     "URL_NAMES": ("/plain", {"URL_NAMES": ["plain"]}),
     "URL_NAMES, async": ("/plain-async", {"URL_NAMES": ["plain-async"]}),
+    "URL_NAMES, REST framework": ("/drf", {"URL_NAMES": ["drf"]}),
     "PATHS": ("/class", {"PATHS": ["/class"]}),
     "PATHS with a star": ("/item/tea", {"PATHS": ["/item/*"]}),
 }
@@ -129,6 +131,41 @@ def test_all_doors_of_one_scope_share_its_counter(settings: Any, client: Client)
 )
 def test_a_coroutine_function_stays_one_and_no_other_becomes_one(view: Any, is_async: bool) -> None:
     assert iscoroutinefunction(view) is is_async
+
+
+SCOPES: dict[str, dict[str, Any]] = {
+    "one rate": {"door": {"RATE": "3/m", "KEY": "ip"}},
+    "several rates": {"door": {"RATE": ["3/m", "4/h"], "KEY": "ip"}},
+    "sliding": {"door": {"RATE": "3/m", "KEY": "ip", "ALGORITHM": "sliding"}},
+    "bucket": {"door": {"RATE": "3/m", "KEY": "ip", "ALGORITHM": "bucket"}},
+    "concurrent": {"door": {"RATE": "3", "KEY": "ip", "ALGORITHM": "concurrent"}},
+    "costs": {"door": {"RATE": "7/m", "KEY": "ip", "COST": 3}},
+    "quiet": {"door": {"RATE": "3/m", "KEY": "ip", "QUIET": True}},
+    "everyone's": {"door": {"RATE": "3/m", "KEY": "everyone"}},
+    "shadow": {"door": {"RATE": "3/m", "KEY": "ip", "MODE": "shadow"}},
+    "unlimited": {"door": {"RATE": None}},
+    "two": {"door": {"RATE": "3/m", "KEY": "ip"}, "site": {"RATE": "5/h", "KEY": "ip", "PATHS": ["*"]}},
+    "two, everyone's": {"door": {"RATE": "3/m"}, "site": {"RATE": "5/h", "KEY": "everyone", "PATHS": ["*"]}},
+}
+
+
+@pytest.mark.parametrize("headers", ["draft", "legacy", "none"])
+@pytest.mark.parametrize("middleware", [False, True], ids=["alone", "with middleware"])
+@pytest.mark.parametrize("name", SCOPES)
+def test_the_short_way_and_the_long_way_say_the_same(
+    name: str, middleware: bool, headers: str, settings: Any, client: Client, use_cache: Any
+) -> None:
+    """A request whose limits are plain goes a shorter way, unless somebody listens to ``near_limit``."""
+    told = []
+    for listener in (None, lambda **words: None):
+        use_cache("locmem")
+        limit(settings, middleware=middleware, HEADERS=headers, **SCOPES[name])
+        if listener:
+            near_limit.connect(listener)
+        answers = [client.get("/door/function") for _ in range(5)]
+        told.append([(answer.status_code, answer.content, dict(answer.headers)) for answer in answers])
+    near_limit.disconnect(listener)
+    assert told[0] == told[1]
 
 
 limited = rate_limit("door")

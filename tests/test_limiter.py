@@ -38,6 +38,7 @@ from ratelimit_kv.limiter import limits_of
 from ratelimit_kv.signals import denied, near_limit
 from ratelimit_kv.stores import StoreError
 from ratelimit_kv.stores.locmem import LocMemStore
+from tests.servers import free_port
 from tests.site import HALF_PAST, limit, statuses
 
 ME = "ip:127.0.0.1"
@@ -553,6 +554,25 @@ def test_what_everyones_limit_refuses_is_given_back_on_another_alias(
     assert left("mine") == 7
     asked[4].rate_limit.refund()
     assert left("mine") == 7, "what was given back is not given back again"
+
+
+@pytest.mark.parametrize("order", [("mine", "everyones"), ("everyones", "mine")])
+@pytest.mark.parametrize("aliases", [("default", "away"), ("away", "default")])
+@pytest.mark.parametrize(("on_error", "passes"), [("deny", False), ("allow", True)])
+def test_what_a_missing_store_refuses_costs_nothing_on_another_alias(
+    order: tuple[str, str], aliases: tuple[str, str], on_error: str, passes: bool, settings: Any
+) -> None:
+    redis = "django.core.cache.backends.redis.RedisCache"
+    settings.CACHES = {**settings.CACHES, "away": {"BACKEND": redis, "LOCATION": f"redis://127.0.0.1:{free_port()}"}}
+    scopes = {
+        "mine": {"RATE": "9/m", "KEY": "ip", "CACHE": aliases[0], "ON_ERROR": on_error},
+        "everyones": {"RATE": "9/m", "KEY": "everyone", "CACHE": aliases[1], "ON_ERROR": on_error},
+    }
+    limit(settings, **{name: scopes[name] for name in order})
+    decisions = [check(request(), *order) for _ in range(3)]
+    assert [decision.allowed for decision in decisions] == [passes] * 3
+    here, who = ("mine", ME) if aliases[0] == "default" else ("everyones", "everyone")
+    assert left(here, who) == (6 if passes else 9)
 
 
 def test_refused_hits_are_not_counted_and_do_not_move_the_reset(settings: Any, store: str, clock: Any) -> None:

@@ -8,6 +8,7 @@ urlpatterns = [
     path("plain", views.plain, name="plain"),
     path("plain-async", views.plain_async, name="plain-async"),
     path("class", views.Plain.as_view(), name="class"),
+    path("drf", views.PlainAPIView.as_view(), name="drf"),
     path("item/<slug:slug>", views.plain, name="item"),
     path("login/", views.plain, name="login"),
     path("echo", views.echo, name="echo"),

@@ -36,6 +36,15 @@ class Plain(View):
     post = get
 
 
+class PlainAPIView(APIView):
+    """One that has opted out of whatever REST framework would do, as its own view for tokens does."""
+
+    throttle_classes = ()
+
+    def get(self, request: Any) -> Response:
+        return Response("hello")
+
+
 def echo(request: HttpRequest) -> HttpResponse:
     """What the view still sees of a request whose body the limiter may have read."""
     return JsonResponse({"body": request.body.decode("latin-1")})
