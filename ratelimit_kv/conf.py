@@ -256,7 +256,7 @@ class Where:
         self.scope = scope
         self.everywhere = "*" in scope.paths or "/*" in scope.paths
         self.exact = {fold_path(path) for path in scope.paths if not path.endswith("*")}
-        self.prefixes = tuple(_fold_case(re.sub("/{2,}", "/", path[:-1])) for path in scope.paths if path.endswith("*"))
+        self.prefixes = tuple(re.sub("/{2,}", "/", path[:-1]).casefold() for path in scope.paths if path.endswith("*"))
 
     def matches(self, spellings: tuple[str, ...]) -> bool:
         """Whether one of a path's spellings is meant."""
@@ -270,12 +270,7 @@ def fold_path(path: str) -> str:
     """One spelling for a path: repeated slashes are one, no trailing slash, case folded."""
     if "//" in path:
         path = re.sub("/{2,}", "/", path)
-    return _fold_case(path.rstrip("/")) or "/"
-
-
-def _fold_case(path: str) -> str:
-    # A pattern that minds no case takes both of these for an i, which casefold() does not.
-    return path.casefold() if path.isascii() else path.translate({0x130: "i", 0x131: "i"}).casefold()
+    return path.rstrip("/").casefold() or "/"
 
 
 def is_exempt(scope: Scope, path: str, url_name: str | None) -> bool:
