@@ -134,7 +134,7 @@ class RedisStore(Store):
         return [verdicts[position] for position in range(len(counters))]
 
     def _peek(self, link: Link | Slot, counters: Sequence[Counter], now: int) -> list[Verdict]:
-        values = self._run(link, *self._command(counters, ["peek"]))
+        values = self._run(link, *self._command(counters, 1, ["$4\r\npeek\r\n"]))
         return algorithms.observe(counters, _states(counters, values), now)
 
     def reset(self, keys: Sequence[str]) -> int:
@@ -173,7 +173,7 @@ class RedisStore(Store):
         link = self._loops.link()
         if link is None:
             return await self._in_a_thread(self.peek, counters, now)
-        values = await self._arun(link, *self._command(counters, ["peek"]))
+        values = await self._arun(link, *self._command(counters, 1, ["$4\r\npeek\r\n"]))
         return algorithms.observe(counters, _states(counters, values), now)
 
     async def areset(self, keys: Sequence[str]) -> int:
@@ -199,32 +199,33 @@ class RedisStore(Store):
 
     def _hit_command(self, counters: Sequence[Counter], now: int) -> tuple[int, bytes]:
         """How many arguments the script gets, and these packed."""
-        keys, arguments = [], []
         group = counters[0].group if counters else 0
-        for counter in counters:
-            if counter.kind != FIXED or counter.flags or counter.group != group:
+        arguments = ["$5\r\nfixed\r\n"]
+        for _, kind, limit, cost, _, _, ttl, _, own_group, flags, *_ in counters:
+            if kind != FIXED or flags or own_group != group:
                 return self._long_hit_command(counters, now)
-            keys.append(_text(self._key(counter.key)))
-            arguments.append(_number(counter.limit) + _number(counter.cost) + _number(counter.ttl))
-        count = len(keys)
-        return 2 + 4 * count, f"{_number(count)}{''.join(keys)}$5\r\nfixed\r\n{''.join(arguments)}".encode()
+            arguments.append(_number(limit) + _number(cost) + _number(ttl))
+        return self._command(counters, 1 + 3 * len(counters), arguments)
 
     def _long_hit_command(self, counters: Sequence[Counter], now: int) -> tuple[int, bytes]:
-        arguments: list[Any] = ["hit", now]
+        arguments = [f"$3\r\nhit\r\n{_text(str(now))}"]
         for counter in counters:
-            _, *first, _, group, flags, scope, growth, maximum = counter
-            factor = algorithms.interval(counter) if counter.kind == BUCKET else growth
-            arguments += (*first, flags, group, scope, factor, maximum)
-        return self._command(counters, arguments)
+            _, kind, limit, cost, period, end, ttl, _, group, flags, scope, growth, maximum = counter
+            factor = algorithms.interval(counter) if kind == BUCKET else growth
+            arguments += (
+                f"$1\r\n{kind}\r\n{_number(limit)}{_number(cost)}{_number(period)}{_text(str(end))}{_number(ttl)}",
+                f"{_number(flags)}{_number(group)}{_number(scope)}{_text(str(factor))}{_number(maximum)}",
+            )
+        return self._command(counters, 2 + 11 * len(counters), arguments)
 
-    def _command(self, counters: Sequence[Counter], arguments: list[Any]) -> tuple[int, bytes]:
+    def _command(self, counters: Sequence[Counter], count: int, arguments: Sequence[str]) -> tuple[int, bytes]:
         keys = []
         for counter in counters:
-            keys.append(self._key(counter.key))
+            keys.append(_text(self._key(counter.key)))
             if counter.kind == SLIDING:
-                keys.append(self._key(counter.previous))
-        words = [len(keys), *keys, *arguments]
-        return len(words), "".join([_text(str(word)) for word in words]).encode()
+                keys.append(_text(self._key(counter.previous)))
+        number = len(keys)
+        return 1 + number + count, f"{_number(number)}{''.join(keys)}{''.join(arguments)}".encode()
 
     def _by_slot(self, cluster: Cluster, counters: Sequence[Counter]) -> list[tuple[Slot, list[int]]]:
         """The positions of the counters in each slot, in the order of the first of each."""
