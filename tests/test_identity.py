@@ -8,10 +8,12 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.cache import cache
 from django.core.cache.backends.base import memcache_key_warnings
@@ -110,6 +112,8 @@ async def by_parser_async(made: HttpRequest) -> str | None:
         ("claim:sub", {}, ""),
         (by_parser, {"HTTP_AUTHORIZATION": "Bearer K"}, "call:K"),
         (by_parser_async, {"HTTP_AUTHORIZATION": "Bearer K"}, "call:K"),
+        (lambda made: by_parser_async(made), {"HTTP_AUTHORIZATION": "Bearer K"}, "call:K"),
+        (partial(by_parser_async), {"HTTP_AUTHORIZATION": "Bearer K"}, "call:K"),
         ("tests.test_identity.by_parser", {"HTTP_AUTHORIZATION": "Bearer K"}, "call:K"),
         ("tests.test_identity.by_parser|ip", {}, ME),
         ("user | header:X-Api-Key | ip", {"HTTP_X_API_KEY": "K"}, "header:~"),
@@ -118,8 +122,11 @@ async def by_parser_async(made: HttpRequest) -> str | None:
         ("user+ip|ip", {}, ME),
     ],
 )
-def test_a_key_says_who_is_asking(key: Any, made: Any, expected: str, identity: Any) -> None:
-    found = identity(key, request(**made))
+@pytest.mark.parametrize("world", ["WSGI", "ASGI"])
+async def test_a_key_says_who_is_asking(key: Any, made: Any, expected: str, world: str, settings: Any) -> None:
+    limit(settings, it={"RATE": "9/m", "KEY": key, "ON_MISSING": "skip"})
+    asked = request(**made)
+    found = (await acheck(asked, "it") if world == "ASGI" else await sync_to_async(check)(asked, "it")).identity
     if expected.endswith("~"):
         assert re.fullmatch(rf"{expected}[A-Za-z0-9_-]{{22}}", found), found
     else:
@@ -400,7 +407,6 @@ def test_a_body_of_unknown_length_is_not_read_beyond_what_a_form_can_be(identity
 @pytest.mark.parametrize("world", ["WSGI", "ASGI"])
 @pytest.mark.parametrize("early", [False, True], ids=["", "csrf"])
 async def test_the_view_still_reads_all_of_it(world: str, early: bool, settings: Any) -> None:
-    from asgiref.sync import sync_to_async
     from django.core.files.uploadedfile import SimpleUploadedFile
 
     limit(settings, middleware=True, it={"RATE": "99/m", "KEY": "field:name", "PATHS": ["*"]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import threading
@@ -826,6 +827,48 @@ def test_whoever_is_in_flight_twice_lands_twice(middleware: bool, settings: Any,
     limit(settings, middleware=middleware)
     client.raise_request_exception = False
     assert [client.get(one).status_code for one in ("/", "/boom", "/", "/")] == [200, 500, 200, 200]
+
+
+@pytest.mark.parametrize("middleware", [True, False])
+async def test_a_client_that_goes_away_frees_his_place_and_has_counted(
+    middleware: bool, settings: Any, site: Any
+) -> None:
+    entered = asyncio.Event()
+
+    @rate_limit("1", scope="flights", algorithm="concurrent")
+    @rate_limit("9/m", scope="ask", count_if=is_failure)
+    async def view(asked: HttpRequest, slug: str = "") -> HttpResponse:
+        if slug == "slow":
+            entered.set()
+            await asyncio.Event().wait()
+        return HttpResponse()
+
+    site(view)
+    limit(settings, middleware=middleware)
+    client = AsyncClient()
+    slow = asyncio.create_task(client.get("/slow"))
+    await entered.wait()
+    assert (await client.get("/")).status_code == 429
+    slow.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await slow
+    assert (await client.get("/")).status_code == 200
+    assert (await apeek("ask", ME)).remaining == 8
+
+
+@pytest.mark.parametrize("middleware", [True, False])
+def test_a_worker_that_ends_frees_the_place_too(middleware: bool, settings: Any, site: Any, client: Client) -> None:
+    @rate_limit("1", scope="flights", algorithm="concurrent")
+    def view(asked: HttpRequest, slug: str = "") -> HttpResponse:
+        if slug == "ends":
+            raise SystemExit
+        return HttpResponse()
+
+    site(view)
+    limit(settings, middleware=middleware)
+    with pytest.raises(SystemExit):
+        client.get("/ends")
+    assert client.get("/").status_code == 200
 
 
 # ---------------------------------------------------------------------------------------- the clock and the limit
