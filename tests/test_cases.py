@@ -738,10 +738,11 @@ def test_c68_a_server_whose_clock_runs_on(
 # -------------------------------------------------------------------------------------------- seeing what goes on
 
 
+@pytest.mark.parametrize("top", [{}, {"REMEMBER_DENIED": None}], ids=["remembered", "asked each time"])
 def test_c72_one_warning_a_caller_and_window(
-    settings: Any, client: Client, clock: Any, caplog: pytest.LogCaptureFixture
+    top: Any, settings: Any, client: Client, clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    everywhere(settings, "1/m")
+    everywhere(settings, "1/m", top=top)
     for expected in (1, 2):
         assert statuses(client, "/plain", 11) == [200] + [429] * 10
         warnings = [record for record in caplog.records if record.levelname == "WARNING"]
