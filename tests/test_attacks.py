@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import signal
+import socket
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +27,10 @@ from freezegun import freeze_time
 
 from ratelimit_kv import hit, peek, rate_limit, settle
 from ratelimit_kv.stores import get_store
+from tests import servers
+from tests.caches import cache_settings, child_environment
+from tests.conftest import there
+from tests.servers import Missing, Server
 from tests.site import HALF_PAST, limit, statuses
 
 pytestmark = [pytest.mark.urls(__name__)]
@@ -520,3 +531,134 @@ def test_a_refusal_tells_an_attacker_nothing_about_the_account(clock: Any) -> No
 
     assert told("alice", "192.0.2.1") == told("nobody", "192.0.2.2")
     assert "alice" not in str(keys())
+
+
+# --------------------------------------------------------------------------------- real servers, behind a real socket
+
+
+@pytest.fixture(scope="module", params=["gunicorn", "uvicorn"])
+def proxied(request: pytest.FixtureRequest, redis_server: Server) -> Iterator[Callable[..., int]]:
+    """A server behind a proxy on a unix socket. The proxy is us: it sends what it is told, and returns the status."""
+    kind = request.param
+    there(find_spec(kind) or Missing(f"the Python package {kind} is not installed"))
+    given = {
+        "CACHES": {"default": cache_settings("django-redis", redis_server, KEY_PREFIX=f"attacks-{kind}")},
+        "ROOT_URLCONF": __name__,
+        "MIDDLEWARE": ["ratelimit_kv.middleware.RateLimitMiddleware"],
+        "RATELIMIT_KV": {
+            "TRUSTED_PROXIES": ["unix"],
+            "EXEMPT_IPS": ["127.0.0.1"],
+            "SCOPES": {
+                "site": {"RATE": "2/day", "KEY": "ip", "PATHS": ["/page"]},
+                "names": NAMES,
+                "flights": {"RATE": "3", "KEY": "everyone", "ALGORITHM": "concurrent", "PATHS": ["/busy", "/status/*"]},
+            },
+        },
+    }
+    directory = Path(tempfile.mkdtemp(prefix="attacks-"))
+    place = str(directory / "s")
+    command = {
+        "gunicorn": ["gunicorn", "--bind", f"unix:{place}", "django.core.wsgi:get_wsgi_application()"],
+        "uvicorn": ["uvicorn", "--uds", place, "--factory", "django.core.asgi:get_asgi_application", "--lifespan=off"],
+    }[kind]
+    environment = {**child_environment(**given), "XDG_RUNTIME_DIR": str(directory)}
+    words = [f"{name}={value}" for name, value in environment.items()]
+
+    def send(path: str, *lines: str, body: bytes = b"", wait: bool = True) -> int:
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.settimeout(30)
+            peer.connect(place)
+            head = "\r\n".join([path if " " in path else f"GET {path} HTTP/1.1", "Host: site", *lines])
+            peer.sendall(f"{head}\r\nConnection: close\r\n\r\n".encode("latin-1") + body)
+            return int(peer.makefile("rb").readline().split()[1]) if wait else 0
+
+    def is_ready(port: int) -> bool:
+        with contextlib.suppress(OSError):
+            return send("/cached/Expires") == 200
+        return False
+
+    server = Server(
+        kind,
+        lambda port: ["/usr/bin/env", *words, sys.executable, "-m", *command],
+        is_ready,
+        place,
+        directory,
+        quick_end=signal.SIGTERM,
+    )
+    server.start()
+    yield send
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        ["X-Forwarded-For: 192.0.2.{}", "X-Forwarded-For: {me}"],
+        ["X-Forwarded-For: 192.0.2.{}, {me}"],
+        ["X-Forwarded-For: {me}", "X_Forwarded_For: 192.0.2.{}"],
+        ["X_Forwarded_For: 192.0.2.{}", "X-Forwarded-For: {me}"],
+        ["X-Forwarded-For: {me}", "Forwarded: for=192.0.2.{}"],
+        ["X-Forwarded-For: {me}", "X-Real-IP: 192.0.2.{}", "Client-IP: 192.0.2.{}", "CF-Connecting-IP: 192.0.2.{}"],
+        ["X-Forwarded-For: garbage{}, unknown, {me}"],
+        ["X-Forwarded-For: 127.0.0.1, {me}", "X-Nonce: {}"],
+        ["X-Forwarded-For: 192.0.2.{}, {me}:41822"],
+        ["X-Forwarded-For: 192.0.2.{}, ::ffff:{me}"],
+        ["x-forwarded-for: 192.0.2.{},,  {me} "],
+    ],
+    ids=range(11),
+)
+def test_whoever_is_behind_a_proxy_is_no_one_else(
+    forged: list[str], proxied: Callable[..., int], request: pytest.FixtureRequest
+) -> None:
+    me = f"203.0.113.{request.node.callspec.indices['forged'] + 1}"
+    said = [proxied("/page", *(line.replace("{me}", me).replace("{}", str(n)) for line in forged)) for n in range(5)]
+    assert said == [200, 200, 429, 429, 429]
+
+
+@pytest.mark.parametrize(
+    "line", ["X-Forwarded-For: ,", "X-Forwarded-For: unknown", "X-Nonce: 1", "X-Forwarded-For: %s"]
+)
+def test_a_proxy_that_knows_nobody_is_one_caller(line: str, proxied: Callable[..., int]) -> None:
+    assert [proxied("/page", line.replace("%s", "9." * n)) for n in range(5)][2:] == [429] * 3
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "GET //page HTTP/1.1",
+        "GET /%70age HTTP/1.1",
+        "GET http://other/page HTTP/1.1",
+        "GET /page?x=1#y HTTP/1.1",
+        "HEAD /page HTTP/1.1",
+        "BREW /page HTTP/1.1",
+        "GET /page HTTP/1.0",
+        "GET /./page HTTP/1.1",
+        "GET /page;x=1 HTTP/1.1",
+        "GET /page%00 HTTP/1.1",
+    ],
+)
+def test_another_way_to_ask_is_no_new_budget(asked: str, proxied: Callable[..., int]) -> None:
+    me = "X-Forwarded-For: 203.0.113.200"
+    proxied("/page", me)
+    proxied("/page", me)
+    assert proxied(asked, me) in (429, 404, 400, 405)
+
+
+@pytest.mark.parametrize("chunk", [b"", b" " * 80_000], ids=["short", "long"])
+def test_a_body_in_chunks_is_read_or_refused_but_not_let_through(chunk: bytes, proxied: Callable[..., int]) -> None:
+    body = b'{"username": "alice"}' + chunk
+    lines = ["Transfer-Encoding: chunked", "Content-Type: application/json", "X-Forwarded-For: 203.0.113.201"]
+    sent = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    said = [proxied("POST /whom HTTP/1.1", *lines, body=sent) for _ in range(4)]
+    assert said.count(200) <= 2
+    assert set(said) <= {200, 400, 429}
+
+
+def test_clients_that_hang_up_do_not_stay_in_flight(
+    proxied: Callable[..., int], request: pytest.FixtureRequest
+) -> None:
+    if request.node.callspec.params["proxied"] == "gunicorn":
+        pytest.skip("it does not notice that a client has gone before its view is done")
+    for _ in range(12):
+        proxied("/busy", wait=False)
+    servers.wait_until(lambda: proxied("/status/200") == 200, "those who hung up to be forgotten", 20)
