@@ -1,3 +1,6 @@
+import sys
+from pathlib import Path
+
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
@@ -8,8 +11,8 @@ WHAT_TO_TRY = """
             {url}/admin/   sign in as demo, password demo
   Script    for i in $(seq 21); do curl -s -o /dev/null -w '%{{http_code}} ' {url}/api/ask/; done
             twenty times 200, then 429
-  Watch     python manage.py ratelimit_inspect
-            in another terminal: the same counters
+  Watch     {python} manage.py ratelimit_inspect
+            in another terminal{there}: the same counters
 
   Counters are kept in {counters}.
 """
@@ -27,9 +30,16 @@ class Command(BaseCommand):
         call_command("createcachetable", database="ratelimit", verbosity=0)
         self.make_user()
         address = addrport if ":" in addrport else f"127.0.0.1:{addrport}"
-        counters = "Redis" if settings.REDIS_URL else settings.DATABASES["ratelimit"]["NAME"]
+        # As it has to be typed where no virtual environment is active.
+        python = Path(sys.executable)
+        words = {
+            "url": f"http://{address}",
+            "python": python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python,
+            "there": " with the same REDIS_URL" if settings.REDIS_URL else "",
+            "counters": "Redis" if settings.REDIS_URL else settings.DATABASES["ratelimit"]["NAME"],
+        }
         self.stdout.write(self.style.SUCCESS("\nThe oracle is ready."))
-        self.stdout.write(WHAT_TO_TRY.format(url=f"http://{address}", counters=counters))
+        self.stdout.write(WHAT_TO_TRY.format(**words))
         self.stdout.flush()
         if not no_serve:
             call_command("runserver", address, use_reloader=False)
