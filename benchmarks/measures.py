@@ -357,6 +357,9 @@ def exactness(plan: Plan, farm: Farm, processes: int = 8, each: int = 50) -> dic
         with workers(plan.on(backend), farm.backend(backend)) as (crew, failed):
             results[backend] = {name: {"error": why} for name, why in failed.items()}
             for worker in crew:
+                if plan.late:
+                    results[backend][worker.name] = {"error": LEFT_OUT}
+                    continue
                 try:
                     results[backend][worker.name] = worker.admit(("ip100",), processes, each, 7)
                 except Failed as error:

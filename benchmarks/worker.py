@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import random
+import signal
 import socket
 import statistics
 import sys
@@ -44,6 +45,8 @@ GROWN = 70_000
 """The first of the identities that ``grow`` makes."""
 WORK = 11
 """Requests whose bytecodes are counted; the first is left out."""
+HURRY = 40
+"""Seconds after which one of many processes is ended, wherever it is."""
 HAMMERING = 10
 """Identities that are over their limit and go on."""
 STANDARD_MIDDLEWARE = [
@@ -522,7 +525,10 @@ class Worker:
 
     def admit(self, limits: Sequence[str], processes: int, each: int, identity: int) -> dict[str, int]:
         """So many processes send so many requests of one caller at once: how often each answer came."""
+        from django.db import connections
+
         call, items = self._door(tuple(limits), "sync")
+        connections.close_all()  # as servers do before they fork: nobody may share one
         start_read, start_write = os.pipe()
         children = []
         for _ in range(processes):
@@ -530,6 +536,7 @@ class Worker:
             pid = os.fork()
             if pid == 0:
                 with contextmanager(_exiting)():
+                    signal.alarm(HURRY)
                     os.close(start_write)
                     os.read(start_read, 1)  # until the parent closes its end
                     answers = Counter(_answer(call, item) for item in items([identity] * each))
