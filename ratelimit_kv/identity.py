@@ -262,15 +262,18 @@ def _read_field(part: Part, request: HttpRequest, ids: Identities) -> Any:
 
 
 def fold(text: str) -> str:
-    """One spelling for all that a person takes for the same name: NFKD without marks, stripped, casefolded."""
+    """One spelling for all that a person takes for the same name: NFKD without marks, stripped, casefolded.
+
+    And for what databases that compare by a collation take for it: digits of all scripts, what cannot be seen at all.
+    """
     # Marks go first: to put thousands of them in order, as NFKD does, takes seconds. Composed letters bring new ones, and
     # casefolding too (a dotted capital I). Upper case first, for databases compare by it, and there a dotless i is an I.
     text = _bare(unicodedata.normalize("NFKD", _bare(text))).upper().casefold()
-    return _bare(unicodedata.normalize("NFKD", text)).strip()
+    text = _bare(unicodedata.normalize("NFKD", text)).strip()
+    return text if text.isascii() else "".join(str(unicodedata.digit(char, char)) for char in text)
 
 
 def _bare(text: str) -> str:
-    """Without marks and what cannot be seen at all, which databases that compare by a collation do not look at either."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
