@@ -770,7 +770,10 @@ def _preset(
     }
     found = []
     for member, rest in members.items():
-        parsed = _parse_one(f"{name}.{member}", {**rest, **common}, defaults, path, origin, problems)
+        given = {**rest, **common}
+        if member != "account":  # a success of an account of one's own must not clear one's address
+            given.pop("RESET_IF", None)
+        parsed = _parse_one(f"{name}.{member}", given, defaults, path, origin, problems)
         if parsed is not None:
             found.append(replace(parsed, family=name))
     return tuple(found)

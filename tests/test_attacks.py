@@ -455,6 +455,17 @@ def test_a_success_of_the_attackers_own_forgives_him_nothing(clock: Any) -> None
     assert tried == 5
 
 
+def test_a_success_of_the_attackers_own_does_not_clear_his_address(clock: Any, settings: Any) -> None:
+    User.objects.create_user("mallory", password="mallory")
+    signin = {"PRESET": "login", "URL_NAMES": ["login"], "RESET_IF": "ratelimit_kv.scopes.is_success"}
+    limit(settings, middleware=True, signin=signin)
+    tried = 0
+    for number in range(40):
+        tried += login({"username": f"user{number}", "password": "guess"}) == 200
+        login({"username": "mallory", "password": "mallory"})
+    assert tried == 20
+
+
 def test_an_owner_is_let_in_where_nobody_fails_any_more(clock: Any) -> None:
     for _ in range(50):
         login(WRONG)

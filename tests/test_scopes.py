@@ -415,7 +415,6 @@ def test_the_login_preset() -> None:
         ({"QUIET": False}, {"quiet": False}),
         ({"COUNT_IF": a_response}, {"count_if": Function(a_response)}),
         ({"COUNT_IF": None}, {"count_if": None}),
-        ({"RESET_IF": is_success}, {"reset_if": Function(is_success)}),
         ({"RESPONSE": a_response}, {"response": Function(a_response)}),
         ({"NEAR": 0.5}, {"near": 0.5}),
         ({"COST": 2}, {"cost": 2}),
@@ -427,6 +426,12 @@ def test_what_a_preset_lets_one_change(options: dict[str, Any], expected: dict[s
     assert len(scopes) == 4
     for scope in scopes:
         assert {name: getattr(scope, name) for name in expected} == expected
+
+
+def test_a_success_resets_the_account_of_a_preset_and_no_address() -> None:
+    scopes, problems = parse({"PRESET": "login", "RESET_IF": is_success})
+    assert problems == []
+    assert [scope.reset_if for scope in scopes] == [Function(is_success), None, None, None]
 
 
 def test_the_ban_of_a_preset_is_that_of_an_address() -> None:
