@@ -50,6 +50,8 @@ class Cluster:
         self._links: dict[Address, Link] = {}
         self._map: list[Address | None] = []
         """The primary of each slot; empty when it has to be asked for."""
+        self._suspect: Address | None = None
+        """Who has failed last, and is asked last."""
         link = self._link_to(self._seeds[0])
         self.exceptions, self.errors = link.exceptions, link.errors
 
@@ -63,7 +65,8 @@ class Cluster:
 
     def _learn(self) -> list[Address | None]:
         """Ask one server after the other for the map."""
-        for address in [*self._links, *self._seeds]:
+        known = dict.fromkeys([*self._links, *self._seeds])
+        for address in sorted(known, key=lambda address: address == self._suspect):
             with suppress(StoreError, *self.errors):
                 ranges = self._link_to(address).call(pack(b"CLUSTER", b"SLOTS"))
                 found: list[Address | None] = [None] * SLOTS
@@ -108,7 +111,7 @@ class Cluster:
                     (self._map or self._learn())[slot] = address
             except Exception:
                 # Perhaps a replica has taken over from it by now.
-                self._map = []
+                self._map, self._suspect = [], address
                 raise
         raise self.exceptions.ConnectionError("passed on from server to server")
 

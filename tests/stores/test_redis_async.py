@@ -326,6 +326,7 @@ def test_servers_without_an_asynchronous_connection(use_cache: Callable[..., Any
         run(story())
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_loop_that_is_dropped(bench: Bench, at_once: None) -> None:
     """Closed without the courtesies of ``asyncio.run``, as some test runners do: the garbage collector has it."""
     bench.hit(counter())
