@@ -20,8 +20,9 @@ from django.views.generic import FormView, TemplateView
 
 from .conf import get_config
 from .inspection import Listing, counted_as, duration, fullest, remove, store_facts
-from .limiter import aliases, ticks
+from .limiter import aliases
 from .models import LiveCounter
+from .process import ticks
 from .stores import CannotList, StoreError
 
 __all__ = ["LiveCounterAdmin"]

@@ -10,9 +10,11 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest
 
 from . import door
+from .accounts import RequestLimits, inner, limits_of
 from .exceptions import RateLimited
-from .limiter import RequestLimits, aquick, inner, limits_of, quick, runtime
+from .limiter import aquick, quick
 from .marks import EXEMPT, HERE, MARKS, Here, Mark, here
+from .process import runtime
 from .scopes import NAME, OPTIONS, Defaults, did_you_mean, parse_cost, parse_family
 from .steps import arun, run
 

@@ -11,14 +11,16 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from . import http
+from .accounts import RequestLimits, give_back_flow, limits_of
 from .algorithms import CONCURRENT
 from .callables import CallableError
 from .conf import Config, get_config
 from .conf import is_exempt as is_exempt_from
 from .decisions import Decision, tightest
 from .exceptions import RateLimited
-from .limiter import RequestLimits, Runtime, check_flow, give_back_flow, limits_of, logger, reset_flow, runtime, ticks
+from .limiter import check_flow, reset_flow
 from .marks import Mark, exempt_methods, is_exempt, shows, view_class_of
+from .process import Runtime, logger, runtime, ticks
 from .scopes import Scope
 from .steps import Steps, run
 

@@ -24,12 +24,14 @@ from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
 from django.template import loader
 
+from .accounts import RequestLimits
 from .algorithms import MICROSECOND
 from .callables import CallableError
 from .conf import Config
+from .deciding import Ask
 from .decisions import Decision, Reason, tightest
 from .identity import preferred_type
-from .limiter import Ask, RequestLimits, runtime, ticks
+from .process import runtime, ticks
 from .rates import ceil_seconds
 from .scopes import Scope
 from .steps import Steps

@@ -16,7 +16,8 @@ from .algorithms import BAN, BUCKET, CONCURRENT, MAX_COUNT, MICROSECOND, SLIDING
 from .conf import Config
 from .decisions import Reason
 from .identity import parse_key
-from .limiter import aliases, now, reset, reset_all
+from .limiter import aliases, reset, reset_all
+from .process import now
 from .rates import MAX_CONCURRENT, MAX_PERIOD, Rate, ceil_seconds
 from .scopes import ALGORITHMS, Ban, Scope
 from .stores import CannotList, Store, StoreError, get_store, store_classes

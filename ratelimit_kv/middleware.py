@@ -10,10 +10,12 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from . import door
+from .accounts import RequestLimits, inner, limits_of
 from .conf import get_config
 from .exceptions import RateLimited
-from .limiter import RequestLimits, aquick, inner, limits_of, quick, runtime
+from .limiter import aquick, quick
 from .marks import hoistable
+from .process import runtime
 from .scopes import Scope
 from .steps import Step, Steps, arun, run
 

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 from django.test import SimpleTestCase, override_settings
 
 from .conf import SETTING, as_given, get_config
-from .limiter import aliases, forget, reset_all
+from .limiter import aliases, reset_all
+from .process import forget
 from .stores import CannotList, StoreError, get_store
 
 try:

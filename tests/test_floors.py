@@ -23,7 +23,7 @@ FLOORS = {
     **dict.fromkeys(["identity", "client_ip", "stores", "signals", "callables", "models"], 1),
     **dict.fromkeys(["scopes", "marks", "guard"], 2),
     **dict.fromkeys(["conf"], 3),
-    **dict.fromkeys(["limiter"], 4),
+    **dict.fromkeys(["process", "deciding", "accounts", "limiter"], 4),
     **dict.fromkeys(["door", "http", "inspection"], 5),
     **dict.fromkeys(["decorators", "middleware", "admin", "management", "contrib", "testing"], 6),
     # The package itself hands on what the floors below offer.
@@ -171,8 +171,8 @@ CLOCKS = (
 )
 
 
-def only_limiter_reads_the_clock(room: Room) -> list[str]:
-    if room.path == "limiter.py":
+def only_process_reads_the_clock(room: Room) -> list[str]:
+    if room.path == "process.py":
         return []
     return [
         room.offence(node, f"reads the clock ({words})", "take the time, or the clock, as an argument")
@@ -325,8 +325,8 @@ def test_only_conf_reads_settings() -> None:
     assert not offences(only_conf_reads_settings)
 
 
-def test_only_limiter_reads_the_clock() -> None:
-    assert not offences(only_limiter_reads_the_clock)
+def test_only_process_reads_the_clock() -> None:
+    assert not offences(only_process_reads_the_clock)
 
 
 def test_only_stores_touch_a_cache() -> None:
@@ -361,7 +361,7 @@ BROKEN: list[tuple[Rule, str, str]] = [
     (imports_go_down, "scopes.py", "from ratelimit_kv import conf as c"),
     (imports_go_down, "scopes.py", "import ratelimit_kv.conf"),
     (imports_go_down, "stores/redis.py", "from .. import limiter"),
-    (imports_go_down, "stores/redis.py", "from ..limiter import now"),
+    (imports_go_down, "stores/redis.py", "from ..process import now"),
     (imports_go_down, "stores/__init__.py", "from ..guard import Guard"),
     (imports_go_down, "limiter.py", "def f():\n    from .door import begin"),
     (imports_go_down, "rates.py", "if TYPE_CHECKING:\n    from .scopes import Scope"),
@@ -375,12 +375,12 @@ BROKEN: list[tuple[Rule, str, str]] = [
     (only_conf_reads_settings, "checks.py", "def f():\n    from django.conf import settings as s"),
     (only_conf_reads_settings, "http.py", "import django.conf\nx = django.conf.settings.DEBUG"),
     (only_conf_reads_settings, "http.py", "from django import conf\nx = conf.settings.DEBUG"),
-    (only_limiter_reads_the_clock, "guard.py", "import time\ndef f(): return time.monotonic()"),
-    (only_limiter_reads_the_clock, "guard.py", "import time\ndef f(clock=time.monotonic): ..."),
-    (only_limiter_reads_the_clock, "guard.py", "from time import time_ns as clock"),
-    (only_limiter_reads_the_clock, "rates.py", "from datetime import datetime\nx = datetime.now()"),
-    (only_limiter_reads_the_clock, "rates.py", "import datetime as dt\nx = dt.date.today()"),
-    (only_limiter_reads_the_clock, "admin.py", "from django.utils import timezone\nx = timezone.now()"),
+    (only_process_reads_the_clock, "guard.py", "import time\ndef f(): return time.monotonic()"),
+    (only_process_reads_the_clock, "guard.py", "import time\ndef f(clock=time.monotonic): ..."),
+    (only_process_reads_the_clock, "guard.py", "from time import time_ns as clock"),
+    (only_process_reads_the_clock, "rates.py", "from datetime import datetime\nx = datetime.now()"),
+    (only_process_reads_the_clock, "rates.py", "import datetime as dt\nx = dt.date.today()"),
+    (only_process_reads_the_clock, "admin.py", "from django.utils import timezone\nx = timezone.now()"),
     (only_stores_touch_a_cache, "limiter.py", "from django.core.cache import caches"),
     (only_stores_touch_a_cache, "limiter.py", "from django.core import cache"),
     (only_stores_know_a_client, "limiter.py", "def f():\n    import redis.exceptions"),
@@ -420,8 +420,8 @@ SOUND: list[tuple[Rule, str, str]] = [
     (the_ground_floor_is_plain_python, "rates.py", "import math\nfrom .decisions import Decision"),
     (only_conf_reads_settings, "conf.py", "from django.conf import settings"),
     (only_conf_reads_settings, "limiter.py", "from .conf import settings"),
-    (only_limiter_reads_the_clock, "limiter.py", "import time\nx = time.time()"),
-    (only_limiter_reads_the_clock, "guard.py", "def f(now, time): return time.time() - now"),
+    (only_process_reads_the_clock, "process.py", "import time\nx = time.time()"),
+    (only_process_reads_the_clock, "guard.py", "def f(now, time): return time.time() - now"),
     (only_stores_touch_a_cache, "stores/cache.py", "from django.core.cache import caches"),
     (only_identity_and_client_ip_read_who_is_asking, "identity.py", "x = request.user"),
     (only_identity_and_client_ip_read_who_is_asking, "door.py", "x = settings.user, response.body"),

@@ -19,7 +19,7 @@ from ratelimit_kv import check, hit, settle
 from ratelimit_kv.algorithms import FIXED, Counter
 from ratelimit_kv.decisions import Decision, Reason
 from ratelimit_kv.guard import Breaker, DeniedLog, DeniedMemory, LocalCounters, Throttle
-from ratelimit_kv.limiter import forget, runtime
+from ratelimit_kv.process import forget, runtime
 from tests.site import HALF_PAST, limit
 
 ME = "ip:127.0.0.1"

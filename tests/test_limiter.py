@@ -34,8 +34,8 @@ from ratelimit_kv import (
     reset_all,
     settle,
 )
+from ratelimit_kv.accounts import limits_of
 from ratelimit_kv.decisions import Reason
-from ratelimit_kv.limiter import limits_of
 from ratelimit_kv.signals import denied, near_limit
 from ratelimit_kv.stores import StoreError
 from ratelimit_kv.stores.locmem import LocMemStore

@@ -17,7 +17,7 @@ from django.urls import path
 
 from ratelimit_kv import hit, rate_limit, signals
 from ratelimit_kv.decisions import Decision, Reason
-from ratelimit_kv.limiter import runtime
+from ratelimit_kv.process import runtime
 from tests.caches import TABLE
 from tests.servers import HOST, Server, free_port, wait_until
 

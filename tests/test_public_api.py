@@ -12,8 +12,8 @@ from django.core.exceptions import PermissionDenied
 
 import ratelimit_kv
 from ratelimit_kv import Decision, RateLimited
+from ratelimit_kv.accounts import RequestLimits
 from ratelimit_kv.decisions import RateState, Reason
-from ratelimit_kv.limiter import RequestLimits
 
 SIGNATURES = {
     "check": "(request, *scopes)",

@@ -27,12 +27,12 @@ from freezegun import freeze_time
 import ratelimit_kv
 from benchmarks.sliding_error import table
 from ratelimit_kv import rate_limit, signals, testing
+from ratelimit_kv.accounts import RequestLimits
 from ratelimit_kv.checks import checks_table_markdown
 from ratelimit_kv.conf import TOP, load
 from ratelimit_kv.decisions import Decision, Reason
 from ratelimit_kv.identity import NAMED, PLAIN
 from ratelimit_kv.inspection import facts_table_markdown
-from ratelimit_kv.limiter import RequestLimits
 from ratelimit_kv.management.commands import ratelimit_inspect
 from ratelimit_kv.scopes import ALGORITHMS, FIRST, OPTIONS, Scope
 

@@ -23,7 +23,7 @@ from freezegun import freeze_time
 
 from ratelimit_kv import hit, peek, reset
 from ratelimit_kv.conf import load
-from ratelimit_kv.limiter import forget
+from ratelimit_kv.process import forget
 from tests.site import HALF_PAST, statuses
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "recipes.md"

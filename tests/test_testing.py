@@ -17,7 +17,7 @@ from freezegun import freeze_time
 
 from ratelimit_kv import hit, peek, rate_limit
 from ratelimit_kv.conf import get_config
-from ratelimit_kv.limiter import runtime
+from ratelimit_kv.process import runtime
 from ratelimit_kv.stores import CannotList, StoreError, get_store
 from ratelimit_kv.testing import (
     RateLimits,

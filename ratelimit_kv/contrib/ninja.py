@@ -12,10 +12,12 @@ from django.http import HttpRequest
 from ninja.throttling import BaseThrottle
 
 from .. import door, http
+from ..accounts import RequestLimits, limits_of
 from ..decisions import tightest
 from ..exceptions import RateLimited
 from ..identity import Part
-from ..limiter import RequestLimits, check_flow, limits_of, logger, runtime, ticks
+from ..limiter import check_flow
+from ..process import logger, runtime, ticks
 from ..scopes import NAME
 from ..steps import Steps, run
 

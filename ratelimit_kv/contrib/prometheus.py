@@ -12,7 +12,7 @@ from prometheus_client import Counter, Gauge
 
 from .. import signals
 from ..decisions import Decision
-from ..limiter import runtime
+from ..process import runtime
 
 __all__ = ["DENIED", "NEAR_LIMIT", "STORE_FAILURES", "STORE_UP"]
 

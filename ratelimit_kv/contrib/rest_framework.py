@@ -10,9 +10,11 @@ from rest_framework.exceptions import APIException
 from rest_framework.throttling import BaseThrottle
 
 from .. import door, http
+from ..accounts import inner, limits_of
 from ..decisions import Decision, tightest
 from ..identity import Part
-from ..limiter import check_flow, inner, limits_of, logger, runtime, ticks
+from ..limiter import check_flow
+from ..process import logger, runtime, ticks
 from ..steps import run
 
 __all__ = ["RateLimitThrottle", "Refused"]

@@ -25,7 +25,7 @@ from ninja.throttling import BaseThrottle
 
 from ratelimit_kv import apeek, check, peek, rate_limit
 from ratelimit_kv.contrib.ninja import RateLimitThrottle
-from ratelimit_kv.limiter import forget
+from ratelimit_kv.process import forget
 from ratelimit_kv.stores import StoreError
 from ratelimit_kv.stores.locmem import LocMemStore
 from tests.site import HALF_PAST, limit, statuses

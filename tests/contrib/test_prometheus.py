@@ -20,7 +20,7 @@ from prometheus_client import REGISTRY
 
 import ratelimit_kv
 from ratelimit_kv import signals
-from ratelimit_kv.limiter import forget, runtime
+from ratelimit_kv.process import forget, runtime
 from ratelimit_kv.stores import StoreError
 from ratelimit_kv.stores.locmem import LocMemStore
 from tests.site import HALF_PAST, limit, statuses
@@ -178,7 +178,7 @@ def test_processes_are_added_up_and_the_last_word_on_a_store_holds(tmp_path: Pat
     deny = f"""
 import {NAME}
 from ratelimit_kv import hit, signals
-from ratelimit_kv.limiter import runtime
+from ratelimit_kv.process import runtime
 for _ in range(3):
     hit("door", "ip:192.0.2.1")
 """

@@ -25,7 +25,7 @@ from rest_framework.viewsets import ViewSet
 
 from ratelimit_kv import check, peek, rate_limit, rate_limit_exempt
 from ratelimit_kv.contrib.rest_framework import RateLimitThrottle
-from ratelimit_kv.limiter import forget
+from ratelimit_kv.process import forget
 from ratelimit_kv.stores import StoreError
 from ratelimit_kv.stores.locmem import LocMemStore
 from tests.site import HALF_PAST, limit, statuses
