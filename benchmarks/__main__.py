@@ -91,9 +91,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             },
         }
         until = time.monotonic()
-        for name in _pick(options.only, MEASURES):
+        chosen = _pick(options.only, MEASURES)
+        whole = sum(MEASURES[name][1] for name in chosen)
+        for name in chosen:
             measure, share = MEASURES[name]
-            until = max(until, time.monotonic()) + plan.size.seconds * share
+            until = max(until, time.monotonic()) + plan.size.seconds * share / whole
             results[name] = measure(dataclasses.replace(plan, until=until), farm)
     results["seconds"] = round(time.monotonic() - started)
     if options.output:

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.adapters import Backend, NotSupported
 from benchmarks.worker import Spent, serve
 
-PATIENCE = 90.0
+PATIENCE = 120.0
 """Seconds that an order may take before its worker is given up."""
 
 _context = multiprocessing.get_context("forkserver")

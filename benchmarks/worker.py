@@ -576,12 +576,13 @@ class Worker:
 
     def grow(self, have: int, want: int) -> None:
         """Put the counters of so many callers there, as copies of one that the limiter itself wrote."""
-        from django.core.cache import cache
+        from django.core.cache import caches
         from django.core.cache.backends.db import DatabaseCache
 
         self.fill(GROWN - 1, 1)
         address = self._address(GROWN - 1)
         names = [self._address(GROWN + i) for i in range(have, want)]
+        cache = caches["default"]
         if isinstance(cache, DatabaseCache):
             self._grow_table(cache._table, address, names)
         elif self.adapter.backend.url:
@@ -596,7 +597,10 @@ class Worker:
                     pipe.execute()
             pipe.execute()
         else:
-            self.fill(GROWN + have, want - have)  # in this process's memory: nobody else can
+            (key,) = (key for key in cache._cache if address in key)  # LocMem: its dictionaries
+            for name in names:
+                copy = key.replace(address, name)
+                cache._cache[copy], cache._expire_info[copy] = cache._cache[key], cache._expire_info[key]
 
     @staticmethod
     def _grow_table(table: str, address: str, names: list[str]) -> None:
@@ -605,8 +609,11 @@ class Worker:
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute(f"SELECT cache_key, value, expires FROM {table} WHERE cache_key LIKE %s", [f"%{address}%"])
             ((key, value, expires),) = cursor.fetchall()
-            rows = [(key.replace(address, name), value, expires) for name in names]
-            cursor.executemany(f"INSERT INTO {table} (cache_key, value, expires) VALUES (%s, %s, %s)", rows)
+            for start in range(0, len(names), 300):
+                some = names[start : start + 300]
+                values = [each for name in some for each in (key.replace(address, name), value, expires)]
+                places = ", ".join(["(%s, %s, %s)"] * len(some))
+                cursor.execute(f"INSERT INTO {table} (cache_key, value, expires) VALUES {places}", values)
 
 
 class _InLoop:
