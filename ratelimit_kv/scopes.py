@@ -759,11 +759,14 @@ def _preset(
         **{option: value for option, value in options.items() if option not in (*own, "PRESET", "BAN")},
     }
     ban = options.get("BAN", {"AFTER": 3, "FOR": "30m", "GROWTH": 2, "MAX": "1d"})
-    # OWASP, Authentication Cheat Sheet ("Account Lockout") and Bot Management: the account and the address are limited
-    # independently. The account alone is only slowed down, to a try every three minutes after five failures, for anybody
-    # can fail in somebody else's name: a bucket's wait is short and decays, where a window's lasts until its end.
+    # OWASP, Authentication Cheat Sheet ("Account Lockout") and Bot Management: accounts and addresses are limited
+    # independently. Anybody can fail in somebody else's name, so the hard limit on an account is for each network apart,
+    # and four networks have to fail without end to keep its owner out, not one. Both are buckets: their wait is short and
+    # decays, where a window's lasts until its end.
+    by_name = {"ALGORITHM": "bucket", "ON_MISSING": "deny"}
     members: dict[str, dict[str, Any]] = {
-        "account": {"RATE": "5/15m", "KEY": "field:username", "ALGORITHM": "bucket", "ON_MISSING": "deny"},
+        "account": {"RATE": "5/15m", "KEY": "field:username+ip/48", **by_name},
+        "name": {"RATE": "20/15m", "KEY": "field:username", **by_name},
         "ip64": {"RATE": "20/15m", "KEY": "ip/64", "BAN": ban},
         "ip56": {"RATE": "60/15m", "KEY": "ip/56"},
         "ip48": {"RATE": "200/15m", "KEY": "ip/48"},
@@ -771,7 +774,7 @@ def _preset(
     found = []
     for member, rest in members.items():
         given = {**rest, **common}
-        if member != "account":  # a success of an account of one's own must not clear one's address
+        if "field:" not in rest["KEY"]:  # a success of an account of one's own must not clear one's address
             given.pop("RESET_IF", None)
         parsed = _parse_one(f"{name}.{member}", given, defaults, path, origin, problems)
         if parsed is not None:

@@ -164,7 +164,7 @@ def test_only_what_is_asked_for(anywhere: Any) -> None:
     hit("named", "user:2")
     hit("slide", "ip:192.0.2.1")
     hit("signin.ip48", "ip:2001:db8:1:2::9")
-    hit("signin.account", "field: Alice ")
+    hit("signin.name", "field: Alice ")
 
     assert {scope for scope, _, _ in listed("named")} == {"named"}
     assert {who for _, who, _ in listed("named", over=True)} == {"user:1"}
@@ -173,7 +173,7 @@ def test_only_what_is_asked_for(anywhere: Any) -> None:
     assert len(listed(identity="field:ALICE")) == 1, "as people write it"
     assert set(listed("signin")) == {
         ("signin.ip48", "ip:2001:db8:1::/48", 900),
-        *(found for found in listed() if found[0] == "signin.account"),
+        *(found for found in listed() if found[0] == "signin.name"),
     }
     assert listed("named", "user:3") == {}
 

@@ -223,7 +223,7 @@ def test_scopes_of_a_mark(settings: Any) -> None:
     assert ceiling.name == f"{own.name}.ceiling"
     assert ceiling.family == own.family == own.name
     assert [scope.name for scope in scopes("ask", "pair")] == [
-        *("ask", "pair.account", "pair.ip64", "pair.ip56", "pair.ip48")
+        *("ask", "pair.account", "pair.name", "pair.ip64", "pair.ip56", "pair.ip48")
     ]
     (costly,) = scopes("ask", cost=3, methods=["GET"])
     assert (costly.cost, costly.methods, costly.name) == (3, {"GET", "HEAD"}, "ask")

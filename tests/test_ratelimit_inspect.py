@@ -387,7 +387,7 @@ slow  2/m by ip
     paths *
     but not /health
     ban 1h after 1 denied windows, at most 1d
-signin.account  5/15m by field:username
+signin.account  5/15m by field:username+ip/48
     where code asks for it: check(), hit()
 """
     )
@@ -396,7 +396,7 @@ signin.account  5/15m by field:username
     assert found["login"]["methods"] == ["POST"]
     assert found["ask"]["views"][0]["route"] == "/ask/"
     assert inspect("--scopes", "--scope", "ask").out.splitlines()[0] == "ask  20/h by user|ip"
-    assert len(inspect("--scopes", "--scope", "signin", "--format", "json").json) == 4
+    assert len(inspect("--scopes", "--scope", "signin", "--format", "json").json) == 5
     table = list(csv.DictReader(io.StringIO(inspect("--scopes", "--format", "csv").out)))
     assert table[1]["rates"] == "5/m 20/day"
     assert json.loads(table[0]["views"])[0]["url_name"] == "ask"

@@ -384,7 +384,8 @@ def test_the_login_preset() -> None:
     scopes, problems = parse({"PRESET": "login", "URL_NAMES": ["login"]}, "signin")
     assert problems == []
     assert [(scope.name, [str(rate) for rate in scope.rates or ()], scope.key.text) for scope in scopes] == [
-        ("signin.account", ["5/15m"], "field:username"),
+        ("signin.account", ["5/15m"], "field:username+ip/48"),
+        ("signin.name", ["20/15m"], "field:username"),
         ("signin.ip64", ["20/15m"], "ip/64"),
         ("signin.ip56", ["60/15m"], "ip/56"),
         ("signin.ip48", ["200/15m"], "ip/48"),
@@ -395,8 +396,9 @@ def test_the_login_preset() -> None:
         assert scope.url_names == {"login"}
         assert scope.count_if == Function(is_failure)
         assert (scope.on_error, scope.quiet) == ("local", True)
-    account, ip64, ip56, ip48 = scopes
-    assert account.on_missing == "deny"
+    account, name, ip64, ip56, ip48 = scopes
+    assert account.on_missing == name.on_missing == "deny"
+    assert account.algorithm == name.algorithm == BUCKET
     assert ip64.ban == Ban(3, 1800, 2.0, 86400)
     # An account alone is only slowed down.
     assert account.ban is ip56.ban is ip48.ban is None
@@ -423,7 +425,7 @@ def test_the_login_preset() -> None:
 def test_what_a_preset_lets_one_change(options: dict[str, Any], expected: dict[str, Any]) -> None:
     scopes, problems = parse({"PRESET": "login", **options})
     assert problems == []
-    assert len(scopes) == 4
+    assert len(scopes) == 5
     for scope in scopes:
         assert {name: getattr(scope, name) for name in expected} == expected
 
@@ -431,16 +433,16 @@ def test_what_a_preset_lets_one_change(options: dict[str, Any], expected: dict[s
 def test_a_success_resets_the_account_of_a_preset_and_no_address() -> None:
     scopes, problems = parse({"PRESET": "login", "RESET_IF": is_success})
     assert problems == []
-    assert [scope.reset_if for scope in scopes] == [Function(is_success), None, None, None]
+    assert [scope.reset_if for scope in scopes] == [Function(is_success)] * 2 + [None] * 3
 
 
 def test_the_ban_of_a_preset_is_that_of_an_address() -> None:
     scopes, problems = parse({"PRESET": "login", "BAN": {"AFTER": 5}})
     assert problems == []
-    assert [scope.ban for scope in scopes] == [None, Ban(after=5), None, None]
+    assert [scope.ban for scope in scopes] == [None, None, Ban(after=5), None, None]
     scopes, problems = parse({"PRESET": "login", "BAN": None})
     assert problems == []
-    assert [scope.ban for scope in scopes] == [None] * 4
+    assert [scope.ban for scope in scopes] == [None] * 5
 
 
 @pytest.mark.parametrize("option", ["RATE", "KEY", "CEILING", "ALGORITHM", "TIMEZONE", "LEASE"])
