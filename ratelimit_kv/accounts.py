@@ -20,8 +20,9 @@ from .algorithms import (
     Verdict,
     interval,
 )
-from .deciding import Ask, decision_of, left_of, plain_decision_of
+from .deciding import Ask, decision_of, left_of, plain_decision_of, retold
 from .decisions import Decision, Reason, tightest
+from .guard import Remembered
 from .process import Runtime, ask_store, now, runtime, say_store_error
 from .scopes import Scope
 from .steps import Steps, arun, run
@@ -170,6 +171,8 @@ class RequestLimits:
     """Marks that a door has decided already."""
     asks: Sequence[Ask] = ()
     """Hits that passed and whose decisions nobody has read yet."""
+    known: tuple[Scope, Remembered, int] | None = None
+    """A denial from memory that nobody has read yet, and when it was found."""
     earlier: dict[str, list[Decision]] | None = None
     """Decisions that charged before the latest one, where a scope was hit several times."""
 
@@ -182,6 +185,10 @@ class RequestLimits:
     @property
     def by_name(self) -> dict[str, Decision]:
         """The decisions by the names of their scopes."""
+        if self.known is not None:
+            (scope, known, at), self.known = self.known, None
+            self.scopes[scope.name] = scope
+            self._by_name[scope.name] = retold(known, known.decision.cost, at)
         asks = self.asks
         if asks:
             self.asks = ()

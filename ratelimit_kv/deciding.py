@@ -23,6 +23,7 @@ from .algorithms import (
 )
 from .callables import CallableError, Function
 from .decisions import Decision, RateState, Reason
+from .guard import Remembered
 from .identity import Part
 from .process import Runtime, ask_store, logger, now, say_store_error, send, ticks
 from .scopes import Plan, Scope
@@ -131,18 +132,29 @@ def decide(
 def remembered(
     rt: Runtime, scope: Scope, identity: str, plan: Plan, cost: int, at: int, tick: float
 ) -> Decision | None:
+    """The denial that answers a hit without the store, None when there is none."""
+    known = find_remembered(rt, scope, identity, plan, cost, at, tick)
+    return None if known is None else retold(known, cost, at)
+
+
+def find_remembered(
+    rt: Runtime, scope: Scope, identity: str, plan: Plan, cost: int, at: int, tick: float
+) -> Remembered | None:
+    """As :func:`remembered`, without a decision made of it."""
     memory = rt.memory
     if memory is None or not memory._known:
         return None
     # Where the wait does not depend on the cost, a costlier hit gets the same answer. Else it has to ask for its own.
     costliest = plan.limits[0] if scope.algorithm == FIXED and len(plan.limits) == 1 else 0
-    known = memory.find(scope.name, identity, plan.token, cost, costliest, at, tick)
-    if known is None:
-        return None
+    return memory.find(scope.name, identity, plan.token, cost, costliest, at, tick)
+
+
+def retold(known: Remembered, cost: int, at: int) -> Decision:
+    """The decision that a remembered denial is now."""
     before = known.decision
     return Decision(
-        scope=scope.name,
-        identity=identity,
+        scope=before.scope,
+        identity=before.identity,
         allowed=False,
         limit=before.limit,
         window=before.window,

@@ -175,6 +175,8 @@ def _around(
 ) -> Any:
     limits, scopes = _enter(view, marks, request)
     short: Any = quick(request, limits, scopes) if scopes else True
+    if short is False and (finished := door.refuse_again(request, limits)) is not None:
+        return finished
     refusal = None if short is True else run(door.begin(request, scopes, short))
     if limits.door:  # an outer door finishes
         return view(*args, **kwargs) if refusal is None else refusal
@@ -200,6 +202,8 @@ async def _around_async(
 ) -> Any:
     limits, scopes = _enter(view, marks, request)
     short: Any = await aquick(request, limits, scopes) if scopes else True
+    if short is False and (finished := door.refuse_again(request, limits)) is not None:
+        return finished
     refusal = None if short is True else await arun(door.begin(request, scopes, short))
     if limits.door:  # an outer door finishes
         return await view(*args, **kwargs) if refusal is None else refusal

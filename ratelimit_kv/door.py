@@ -24,7 +24,7 @@ from .process import Runtime, logger, runtime, ticks
 from .scopes import Scope
 from .steps import Steps, run
 
-__all__ = ["ViewPlan", "applicable", "begin", "fail", "finish", "plan_of", "refuse", "tell"]
+__all__ = ["ViewPlan", "applicable", "begin", "fail", "finish", "plan_of", "refuse", "refuse_again", "tell"]
 
 STOCK_OPTIONS = ("django.views.generic.base", "rest_framework.views")
 """Modules whose ``options()`` only describes the view."""
@@ -117,6 +117,14 @@ def begin(
     if not denied:
         return None
     return (yield from _refusal(get_config(), request, limits, denied))
+
+
+def refuse_again(request: HttpRequest, limits: RequestLimits) -> HttpResponseBase | None:
+    """The finished refusal for a denial from memory that ``limiter.quick`` found; None when it takes a flow to make."""
+    response = http.again(get_config(), request, limits)
+    if response is not None:
+        limits.finished = True
+    return response
 
 
 def refuse(request: HttpRequest, error: RateLimited) -> Steps[HttpResponseBase]:

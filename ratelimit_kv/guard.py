@@ -208,6 +208,8 @@ class Remembered(NamedTuple):
     """Now, in microseconds, at which all of the limit is there again."""
     decision: Decision
     """What was answered."""
+    refusal: list[Any]
+    """A place for the doors to keep what they made of it."""
 
 
 class DeniedMemory:
@@ -266,6 +268,7 @@ class DeniedMemory:
                 now + int(wait * MICROSECOND),
                 now + int(decision.reset_after * MICROSECOND),
                 decision,
+                [],
             )
             if len(self._known) > self._entries:
                 self._known.popitem(last=False)

@@ -36,7 +36,7 @@ from .rates import ceil_seconds
 from .scopes import Scope
 from .steps import Steps
 
-__all__ = ["complete", "phrase", "refuse", "response_of", "write_headers"]
+__all__ = ["again", "complete", "phrase", "refuse", "response_of", "write_headers"]
 
 logger = logging.getLogger("ratelimit_kv")
 
@@ -102,6 +102,28 @@ def refuse(config: Config, request: HttpRequest, limits: RequestLimits, decision
     if response is None:
         response = _own(request, decision, scope, wait)
     _refused(response, wait)
+    return response  # type: ignore[no-any-return]
+
+
+def again(config: Config, request: HttpRequest, limits: RequestLimits) -> HttpResponse | None:
+    """The refusal of a denial from memory, kept with it while the words are the same. None where the long way makes it."""
+    assert limits.known is not None
+    scope, known, at = limits.known
+    kind = preferred(request)
+    if kind == "html" or scope.response is not None or config.response is not None:
+        return None
+    words = (kind, max(1, -(-(known.until - at) // MICROSECOND)))
+    made = known.refusal[0] if known.refusal else None
+    if made is None or made[0] != words:
+        decision = limits.by_name[scope.name]
+        first = _own(request, decision, scope, wait_of(decision, scope))
+        _refused(first, wait_of(decision, scope))
+        write_headers(config, request, first, limits)
+        made = (words, first.content, dict(first.headers._store))
+        known.refusal[:] = [made]
+    response: Any = HttpResponse(made[1], status=429)
+    response.headers._store.update(made[2])
+    response._has_been_logged = True
     return response  # type: ignore[no-any-return]
 
 

@@ -25,6 +25,7 @@ from .deciding import (
     deal,
     decide,
     decision_of,
+    find_remembered,
     look,
     remembered,
     say_denied,
@@ -109,7 +110,7 @@ def quick(request: HttpRequest, limits: RequestLimits, scopes: Sequence[Scope]) 
     rt = runtime()
     asks, counters, at = _plain(rt, request, limits, scopes)
     if not asks:
-        return False if limits.has_denied else None
+        return None if limits.known is None else False
     alias = scopes[0].cache
     began = ticks()
     try:
@@ -126,7 +127,7 @@ async def aquick(request: HttpRequest, limits: RequestLimits, scopes: Sequence[S
     rt = runtime()
     asks, counters, at = _plain(rt, request, limits, scopes)
     if not asks:
-        return False if limits.has_denied else None
+        return None if limits.known is None else False
     alias = scopes[0].cache
     began = ticks()
     try:
@@ -149,7 +150,14 @@ def _plain(
     config, memory = rt.config, rt.memory
     alias, at = scopes[0].cache, now()
     nothing: tuple[list[Ask], list[Counter], int] = ([], [], at)
-    if limits.asks or limits._by_name or config.has_exemptions or limits.exempt or rt.breaker(alias).is_open:
+    if (
+        limits.asks
+        or limits.has_denied
+        or limits._by_name
+        or config.has_exemptions
+        or limits.exempt
+        or rt.breaker(alias).is_open
+    ):
         return nothing
     ids, memo = config.identities, limits.memo
     asks: list[Ask] = []
@@ -161,10 +169,10 @@ def _plain(
         if type(identity) is not str:
             return nothing
         if memory is not None and (scope.name, identity) in memory:
-            known = remembered(rt, scope, identity, plan, scope.cost, at, ticks())  # type: ignore[arg-type]
-            if known is not None and not signals.denied.receivers and not logger.isEnabledFor(logging.DEBUG):
-                limits.scopes[scope.name] = scope
-                limits._by_name[scope.name] = known
+            known = find_remembered(rt, scope, identity, plan, scope.cost, at, ticks())  # type: ignore[arg-type]
+            is_equal = known is not None and known.decision.cost == scope.cost
+            if is_equal and not signals.denied.receivers and not logger.isEnabledFor(logging.DEBUG):
+                limits.known = (scope, known, at)  # type: ignore[assignment]
                 limits.has_denied = True
             return nothing
         asks.append(Ask(scope, plan, identity, scope.cost, len(asks)))  # type: ignore[arg-type]

@@ -46,6 +46,8 @@ class RateLimitMiddleware:
         except BaseException as error:  # Django answers exceptions further in: this is the worker ending
             run(door.fail(request, error))
             raise
+        if limits.finished:
+            return response
         if (limits.asks or limits.by_name or not limits.resolved) and not door.tell(request, response, limits):
             response = run(self._after(request, response, limits))
         return response
@@ -57,6 +59,8 @@ class RateLimitMiddleware:
         except BaseException as error:  # Django answers exceptions further in: this is the client gone
             await arun(door.fail(request, error))
             raise
+        if limits.finished:
+            return response  # type: ignore[no-any-return]
         if (limits.asks or limits.by_name or not limits.resolved) and not door.tell(request, response, limits):
             response = await arun(self._after(request, response, limits))
         return response  # type: ignore[no-any-return]
@@ -68,6 +72,8 @@ class RateLimitMiddleware:
         if not scopes:
             return None
         short = quick(request, limits, scopes)
+        if short is False and (finished := door.refuse_again(request, limits)) is not None:
+            return finished
         return None if short is True else run(door.begin(request, scopes, short))
 
     async def _process_view_async(
@@ -78,6 +84,8 @@ class RateLimitMiddleware:
         if not scopes:
             return None
         short = await aquick(request, limits, scopes)
+        if short is False and (finished := door.refuse_again(request, limits)) is not None:
+            return finished
         return None if short is True else await arun(door.begin(request, scopes, short))
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponseBase | None:

@@ -110,7 +110,7 @@ def ask_store(rt: Runtime, alias: str, method: str, *args: Any) -> Steps[Any]:
             result = yield Step(getattr(store, method), getattr(store, ASYNC[method]), args)
     except AssertionError:  # a test that forbids queries: DatabaseOperationForbidden is one
         raise
-    except Exception as error:
+    except Exception as error:  # an unknown cache may raise anything; a limiter is never the outage
         raise (yield from store_failed(rt, alias, error, began)) from error
     if rt.breaker(alias).succeeded(began):
         yield from store_recovered(rt, alias)

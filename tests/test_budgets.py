@@ -173,9 +173,13 @@ def test_giving_back_goes_to_the_window_that_was_charged(store: str, scopes: Cal
         assert peek("it", "user:1").remaining == 1
 
 
-def test_concurrent_reservations_overspend_by_their_errors_at_most(store: str, scopes: Callable[..., None]) -> None:
-    if store == "database-sqlite":
-        pytest.skip("its connection is the test's own, inside one transaction; tests/stores covers it with processes")
+@pytest.mark.parametrize(
+    "kind", ["locmem", "django-redis"]
+)  # a database's connection is the test's own, for one thread
+def test_concurrent_reservations_overspend_by_their_errors_at_most(
+    kind: str, use_cache: Callable[..., Any], scopes: Callable[..., None]
+) -> None:
+    use_cache(kind)
     scopes(tokens="1000/h")
     spent: list[int] = []
 
