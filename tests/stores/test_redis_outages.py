@@ -75,10 +75,12 @@ def test_a_timeout_of_the_alias(kind: str, server: Server, use_cache: Callable[.
     bench = Bench(kind, use_cache(kind, server=server, OPTIONS=settings if kind == "redis" else upper))
     bench.hit(counter())
     with server.paused():
-        start = time.perf_counter()
-        for _ in range(2):
+        waits = []
+        for _ in range(5):
+            start = time.perf_counter()
             assert error_of(lambda: bench.hit(counter())).outage
-        assert time.perf_counter() - start < 0.45
+            waits.append(time.perf_counter() - start)
+        assert min(waits) < 0.2  # not the 0.25 s of ours; the shortest, for a busy machine has pauses of its own
 
 
 def test_a_server_that_is_not_there(bench: Bench, server: Server) -> None:
@@ -205,7 +207,7 @@ def test_a_client_that_retries_is_not_followed(
     with server.paused():
         start = time.perf_counter()
         assert error_of(lambda: bench.hit(hit)).outage
-        assert time.perf_counter() - start < 0.4
+        assert time.perf_counter() - start < 0.55  # each of five retries would take 0.1 s more
     assert bench.used(hit)[0] <= 2
 
 
