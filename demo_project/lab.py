@@ -77,7 +77,7 @@ def write(request, answer):
         for word in answer.split():
             used += len(word) + 1
             yield f"{escape(word)} "
-            time.sleep(0.2)
+            time.sleep(0.2)  # the pace of a model that writes, so that a person can watch or leave
     finally:  # also when the visitor has gone
         request.rate_limit.settle("lab-tokens", used)
     yield f"{MOST_TOKENS} tokens reserved, {used} used."
@@ -97,7 +97,7 @@ def slowly():
     yield "Row "
     for number in range(1, 21):
         yield f"{number} "
-        time.sleep(0.5)
+        time.sleep(0.5)  # a slow export: long enough to start others beside it and be refused
     yield "and done."
 
 

@@ -264,13 +264,20 @@ def _read_field(part: Part, request: HttpRequest, ids: Identities) -> Any:
 def fold(text: str) -> str:
     """One spelling for all that a person takes for the same name: NFKD without marks, stripped, casefolded.
 
-    And for what databases that compare by a collation take for it: digits of all scripts, what cannot be seen at all.
+    And for what databases that compare by a collation take for it: digits of all scripts, what cannot be seen at all,
+    letters with a stroke and ligatures, which NFKD leaves alone.
     """
     # Marks go first: to put thousands of them in order, as NFKD does, takes seconds. Composed letters bring new ones, and
     # casefolding too (a dotted capital I). Upper case first, for databases compare by it, and there a dotless i is an I.
     text = _bare(unicodedata.normalize("NFKD", _bare(text))).upper().casefold()
     text = _bare(unicodedata.normalize("NFKD", text)).strip()
-    return text if text.isascii() else "".join(str(unicodedata.digit(char, char)) for char in text)
+    if text.isascii():
+        return text
+    return "".join(str(unicodedata.digit(char, char)) for char in text.translate(_STROKES))
+
+
+_STROKES = str.maketrans({"đ": "d", "ð": "d", "ħ": "h", "ł": "l", "ø": "o", "ŧ": "t", "æ": "ae", "œ": "oe", "þ": "th"})
+"""Plain letters for those that the Unicode collations of MySQL and MariaDB compare as such."""
 
 
 def _bare(text: str) -> str:

@@ -397,7 +397,26 @@ def test_leases_admit_the_limit_at_most_for_a_tenth_of_the_calls(use_cache: Call
     assert 0.95 * 4000 <= admitted + more <= 4000
 
 
+def test_a_lease_admits_the_limit_and_asks_seldom(store: str, scopes: Callable[..., None], monkeypatch: Any) -> None:
+    scopes(hot={"RATE": "200/day", "KEY": "user", "LEASE": 20})
+    calls: list[int] = []
+    mine = get_store("default")
+    whole = mine.hit
+    monkeypatch.setattr(mine, "hit", lambda counters, now: (calls.append(1), whole(counters, now))[1])
+    with freeze_time(NOON):
+        assert hits(100, "hot") == [True] * 100
+        assert len(calls) <= 20
+        assert sum(hits(150, "hot")) == 100
+
+
 # ---------------------------------------------------------------------------------------------------- safety margin
+
+
+def test_a_safety_margin_denies_below_the_limit(store: str, scopes: Callable[..., None]) -> None:
+    scopes(it={"RATE": "20/day", "SAFETY_MARGIN": 0.1})
+    with freeze_time(NOON):
+        assert sum(hits(25)) == 18
+        assert hit("it", "user:1").limit == 18
 
 
 def test_a_safety_margin_on_a_cache_that_lags(settings: Any) -> None:
