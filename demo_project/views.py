@@ -99,6 +99,20 @@ def roasted_enough(request, decision):
     return render(request, "roast.html", {"enough": True, "limits": limits}, status=429)
 
 
+def refused_in_json(request, decision):
+    """The RESPONSE of the endpoints: JSON also for a client that says nothing of what it takes, as curl does."""
+    wait = math.ceil(decision.retry_after or 1)
+    problem = {
+        "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+        "title": "Too many requests",
+        "status": decision.status,
+        "detail": f"The oracle rests. Ask again in {wait} seconds.",
+        "violated-policies": [decision.scope],
+        "retry_after": wait,
+    }
+    return JsonResponse(problem, status=decision.status, content_type="application/problem+json")
+
+
 def oracle(request, scope):
     question = request.GET.get("question") or request.POST.get("question", "")
     answer = random.choice(ANSWERS)
