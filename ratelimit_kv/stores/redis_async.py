@@ -22,6 +22,12 @@ from .redis_link import Link, library
 __all__ = ["AsyncLink", "Loops"]
 
 
+GRACE = 0.005
+"""Seconds that a loop gets to read a reply which seems to be late."""
+TURNS = 10
+"""Times that a loop has to look in vain before a server that it connects to counts as silent."""
+
+
 class _Incomplete(Exception):
     """The rest of the reply is still to come."""
 
@@ -69,6 +75,7 @@ class _Line(asyncio.Protocol):
         self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
         """Who waits for a reply, and since when."""
         self._alarm: asyncio.TimerHandle | None = None
+        self._late: asyncio.Future[Any] | None = None
         self._data = b""
         self.closed = False
         self._transport.set_protocol(self)
@@ -86,9 +93,14 @@ class _Line(asyncio.Protocol):
         """Whether somebody has waited too long. One alarm for all: one for each would cost a fifth of a command."""
         self._alarm = None
         if self._waiting:
-            left = self._waiting[0][1] + self._timeout - self._loop.time()
+            first, since = self._waiting[0]
+            left = since + self._timeout - self._loop.time()
             if left > 0.001:
                 self._alarm = self._loop.call_later(left, self._look)
+            elif first is not self._late:
+                # Perhaps it is the loop that was busy, and the reply is here, unread. A turn will show.
+                self._late = first
+                self._alarm = self._loop.call_later(GRACE, self._look)
             else:
                 self.close(self._exceptions.TimeoutError("Timeout reading from the server"))
 
@@ -136,6 +148,19 @@ class _Line(asyncio.Protocol):
         self._waiting.clear()
 
 
+async def _turns(timeout: float, is_done: Callable[[], bool], task: asyncio.Future[Any]) -> bool:
+    """Whether a task does something within so many seconds.
+
+    Connecting takes several turns of the loop. One that is busy with a burst of requests may take longer for a turn than
+    a server may take for all: so what counts is how often the loop came by in vain.
+    """
+    for _ in range(TURNS):
+        await asyncio.wait({task}, timeout=timeout / TURNS)
+        if is_done():
+            return True
+    return False
+
+
 class AsyncLink:
     """The way to one server in one event loop."""
 
@@ -175,10 +200,18 @@ class AsyncLink:
         if self._ending is None:
             self._ending = self._close_with_the_loop()
             await anext(self._ending)
-        connection = self._connection_class(**self._settings)
+        connection = self._connection_class(**self._settings | {"socket_timeout": None, "socket_connect_timeout": None})
+        connecting = asyncio.ensure_future(connection.connect())
         try:
-            await connection.connect()
+            to_connect, to_shake_hands = self._settings["socket_connect_timeout"], self._settings["socket_timeout"]
+            if not (
+                await _turns(to_connect, lambda: connecting.done() or connection.is_connected, connecting)
+                and await _turns(to_shake_hands, connecting.done, connecting)
+            ):
+                raise self.exceptions.TimeoutError("Timeout connecting to server")
+            connecting.result()
         except BaseException as error:
+            connecting.cancel()
             await connection.disconnect(nowait=True)
             if isinstance(error, self.errors) or not isinstance(error, Exception):
                 raise

@@ -167,6 +167,28 @@ def test_cancelled_while_it_connects(bench: Bench, at_once: None) -> None:
     run(story())
 
 
+async def be_busy(turns: int, seconds: float) -> None:
+    """Hold up the loop in each of these turns, as a burst of requests with much to compute does."""
+    for _ in range(turns):
+        time.sleep(seconds)  # noqa: ASYNC251  which is what is wrong with it
+        await asyncio.sleep(0)
+
+
+def test_a_loop_that_is_busy_is_no_server_that_hangs(kind: str, at_once: None, use_cache: Callable[..., Any]) -> None:
+    bench = Bench(kind, use_cache(kind, OPTIONS=options(kind, socket_timeout=0.1, socket_connect_timeout=0.1)))
+    hit = counter(limit=100)
+    bench.hit(hit)
+
+    async def story() -> None:
+        connects = asyncio.ensure_future(bench.store.ahit([hit], microseconds()))
+        await asyncio.gather(connects, be_busy(8, 0.15))
+        waits = asyncio.ensure_future(bench.store.ahit([hit], microseconds()))
+        await asyncio.gather(waits, be_busy(3, 0.15))
+
+    run(story())
+    assert bench.used(hit) == [3]
+
+
 def test_a_server_that_hangs(kind: str, at_once: None, own_redis: Callable[..., Server], use_cache: Any) -> None:
     server = own_redis()
     upper = kind != "redis"
