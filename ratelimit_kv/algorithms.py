@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from .decisions import Reason
@@ -188,6 +189,10 @@ def _integer(text: str | bytes) -> int | None:
         return None
     number = int(text)
     return number if number <= MAX_COUNT else None
+
+
+_number = lru_cache(4096)(_integer)
+"""Most counts are small, and met again and again."""
 
 
 def dump(counter: Counter, state: Any) -> int | str:
@@ -460,14 +465,16 @@ def plain(counters: Sequence[Counter], values: Sequence[Any], now: int) -> list[
     """
     verdicts = []
     whole = counters[0][8]
-    for counter, value in zip(counters, values, strict=True):
-        _, kind, limit, cost, _, end, _, _, group, flags, _, _, _ = counter
-        used: Any = 0 if value is None else value
-        if type(used) is not int:
-            used = _integer(used) if type(used) is bytes else None
-        if kind != FIXED or flags & ~DENY_ON_ERROR or group != whole or used is None:
+    for (_, kind, limit, cost, _, end, _, _, group, flags, _, _, _), value in zip(counters, values, strict=True):
+        if kind != FIXED or flags & ~DENY_ON_ERROR or group != whole:
             return None
-        used += cost
+        if value is None:
+            used = cost
+        else:
+            count = _number(value) if type(value) is bytes else value
+            if type(count) is not int:
+                return None
+            used = count + cost
         if not 0 < cost <= used <= limit:
             return None
         # As Verdict(...), without a Python frame: this is every hit's way.

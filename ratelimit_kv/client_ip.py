@@ -358,7 +358,16 @@ class ClientIP:
         ``ipv6_prefix``, from 0 to 128, stands in for the setting. Without a usable address the identity is
         UNKNOWN, which is logged once.
         """
-        client, _ = self._find(meta)
+        client: Any = meta.get("REMOTE_ADDR")
+        if (
+            self._trusts_anyone
+            or type(client) is not str
+            or len(client) > _LONGEST_ADDRESS
+            or _FORWARDED_FOR in meta
+            or "HTTP_X_REAL_IP" in meta
+            or "HTTP_FORWARDED" in meta
+        ):  # else almost every request's way is over
+            client = self._find(meta)[0]
         prefix = self.ipv6_prefix if ipv6_prefix is None else ipv6_prefix
         identity = _cut(client, self.ipv4_prefix, prefix)
         if identity is None:

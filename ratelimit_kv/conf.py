@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -70,6 +70,10 @@ READS = frozenset(
 )
 """Settings that a Config depends on."""
 MIDDLEWARE = "ratelimit_kv.middleware.RateLimitMiddleware"
+PATHS_KEPT = 1024
+"""Paths of which it is known which scopes apply: who invents more makes himself slower, not us larger."""
+LONGEST_KEPT = 200
+"""Characters of such a path."""
 
 
 class Remember(NamedTuple):
@@ -123,8 +127,17 @@ class Config:
         """Whether some scope of the site denies when it cannot be judged."""
         return any(where.scope.on_error == "deny" for where in self.site)
 
-    def scopes_for(self, path: str, url_name: str | None, method: str) -> tuple[Scope, ...]:
+    def scopes_for(self, path: str, url_name: str | None, method: str | None) -> tuple[Scope, ...]:
         """The settings' scopes that apply to a request. ``url_name`` is None for a request that no view was found for."""
+        if len(path) > LONGEST_KEPT:
+            return self._scopes_for(path, url_name, method)
+        return self._latest_scopes(path, url_name, method)
+
+    @cached_property
+    def _latest_scopes(self) -> Callable[[str, str | None, str | None], tuple[Scope, ...]]:
+        return lru_cache(PATHS_KEPT)(self._scopes_for)
+
+    def _scopes_for(self, path: str, url_name: str | None, method: str | None) -> tuple[Scope, ...]:
         site = self.site
         if not site:
             return ()

@@ -38,19 +38,14 @@ if TYPE_CHECKING:
 class Ask:
     """One scope of one hit on its way to the store."""
 
-    __slots__ = (
-        "at",
-        "cost",
-        "counters",
-        "identity",
-        "is_local",
-        "ledger",
-        "number",
-        "plan",
-        "scope",
-        "take",
-        "verdicts",
-    )
+    # Every hit has one, and most are told apart by little: what is not set is what the class says.
+    at: int = 0
+    """When the counters were made."""
+    counters: Sequence[Counter] = ()
+    verdicts: Sequence[Verdict] = ()
+    is_local: bool = False
+    ledger: Ledger | None = None
+    """Opened when something is settled for the first time."""
 
     def __init__(self, scope: Scope, plan: Plan, identity: str, cost: int, number: int) -> None:
         self.scope = scope
@@ -60,20 +55,13 @@ class Ask:
         self.take = cost
         """What to charge: more than the cost when a lease takes hits ahead."""
         self.number = number
-        self.at = 0
-        """When the counters were made."""
-        self.counters: list[Counter] = []
-        self.verdicts: Sequence[Verdict] = ()
-        self.is_local = False
-        self.ledger: Ledger | None = None
-        """Opened when something is settled for the first time."""
 
     @property
     def group(self) -> int:
         """Enforced scopes are one group; each shadow scope is judged apart."""
         return self.number + 1 if self.scope.mode == "shadow" else 0
 
-    def fill(self, at: int, share: int = 1) -> list[Counter]:
+    def fill(self, at: int, share: int = 1) -> Sequence[Counter]:
         """Make the counters."""
         self.at = at
         self.counters = self.scope.counters(self.plan, self.identity, self.take, at, self.number, self.group, share)
@@ -133,20 +121,13 @@ def remembered(
     rt: Runtime, scope: Scope, identity: str, plan: Plan, cost: int, at: int, tick: float
 ) -> Decision | None:
     """The denial that answers a hit without the store, None when there is none."""
-    known = find_remembered(rt, scope, identity, plan, cost, at, tick)
-    return None if known is None else retold(known, cost, at)
-
-
-def find_remembered(
-    rt: Runtime, scope: Scope, identity: str, plan: Plan, cost: int, at: int, tick: float
-) -> Remembered | None:
-    """As :func:`remembered`, without a decision made of it."""
     memory = rt.memory
-    if memory is None or not memory._known:
+    if memory is None or not memory.known:
         return None
     # Where the wait does not depend on the cost, a costlier hit gets the same answer. Else it has to ask for its own.
     costliest = plan.limits[0] if scope.algorithm == FIXED and len(plan.limits) == 1 else 0
-    return memory.find(scope.name, identity, plan.token, cost, costliest, at, tick)
+    known = memory.find(scope.name, identity, plan.token, cost, costliest, at, tick)
+    return None if known is None else retold(known, cost, at)
 
 
 def retold(known: Remembered, cost: int, at: int) -> Decision:
@@ -340,9 +321,6 @@ def look(rt: Runtime, alias: str, batch: list[Ask], at: int) -> Steps[None]:
 
 
 def deal(batch: list[Ask], verdicts: Sequence[Verdict]) -> None:
-    if len(batch) == 1:
-        batch[0].verdicts = verdicts
-        return
     start = 0
     for ask in batch:
         end = start + len(ask.counters)

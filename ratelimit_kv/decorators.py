@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
@@ -14,8 +14,8 @@ from .accounts import RequestLimits, inner, limits_of
 from .exceptions import RateLimited
 from .limiter import aquick, quick
 from .marks import EXEMPT, HERE, MARKS, Here, Mark, here
-from .process import runtime
-from .scopes import NAME, OPTIONS, Defaults, did_you_mean, parse_cost, parse_family
+from .process import Runtime, runtime
+from .scopes import NAME, OPTIONS, Defaults, Scope, did_you_mean, parse_cost, parse_family
 from .steps import arun, run
 
 __all__ = ["rate_limit", "rate_limit_exempt"]
@@ -102,18 +102,19 @@ def _on_class(view_class: Any, mark: Mark) -> Any:
 
 def _on_callable(view: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
     standing = (mark, *here(view))  # limits stacked directly on each other are decided in one call
+    place = door.place_of(view)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        request = args[0] if args else None
-        if not isinstance(request, HttpRequest) or is_partial:
+        request: Any = args[0] if args else None
+        if is_partial or not isinstance(request, HttpRequest):
             # ``dispatch`` of a class with async handlers is no coroutine function, and returns a coroutine all the same.
             if _is_async_view(view, args):
                 return async_wrapper(*args, **kwargs)
             request = _request_of(args, kwargs)
-        return _around(view, standing, request, args, kwargs)
+        return _around(view, standing, place, request, args, kwargs)
 
     async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-        return await _around_async(view, standing, _request_of(args, kwargs), args, kwargs)
+        return await _around_async(view, standing, place, _request_of(args, kwargs), args, kwargs)
 
     is_partial = isinstance(view, functools.partial)  # method_decorator hands us a partial of a method
     if iscoroutinefunction(view) or iscoroutinefunction(getattr(view, "func", None)):
@@ -142,40 +143,44 @@ def _request_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest:
     )
 
 
-def _enter(view: Any, marks: tuple[Mark, ...], request: HttpRequest) -> tuple[RequestLimits, Any]:
-    """The request's record, and the scopes to decide here: none when an outer door has decided these marks."""
+def _enter(
+    view: Any, marks: tuple[Mark, ...], place: int, request: HttpRequest
+) -> tuple[Runtime, RequestLimits, Sequence[Scope]]:
+    """The state of the process, the request's record, and the scopes to decide here: none when an outer door has
+    decided these marks."""
+    rt = runtime()
     limits = limits_of(request)
     decided = limits.counted_here
-    if limits.exempt or (decided and decided.issuperset(marks)):
-        return limits, ()
-    rt = runtime()
-    if not rt.config.enabled:
-        return limits, ()
+    if limits.exempt or not rt.config.enabled or (decided and decided.issuperset(marks)):
+        return rt, limits, ()
     match = request.resolver_match
-    resolved = match.func if match is not None else view
-    plan = door.plan_of(rt, marks, resolved, view)
-    if plan.exempts(request.method):
+    resolved = view if match is None else match.func
+    plan = rt.views.get((marks, resolved, place)) or door.plan_of(rt, marks, resolved, view)
+    if (plan.is_exempt or plan.exempt_methods) and plan.exempts(request.method):
         limits.exempt = True
-        return limits, ()
+        return rt, limits, ()
     scopes: Any = plan.all_scopes
     if decided:
         scopes = [scope for mark, own in zip(marks, plan.scopes, strict=True) if mark not in decided for scope in own]
-    limits.counted_here = decided.union(marks)
+        limits.counted_here = decided | plan.all_marks
+    else:
+        limits.counted_here = plan.all_marks
     if plan.counts_all and request.method != "OPTIONS":
-        return limits, scopes
-    return limits, door.applicable(rt.config, scopes, request, resolved)
+        return rt, limits, scopes
+    return rt, limits, door.applicable(rt.config, scopes, request, resolved)
 
 
 def _around(
     view: Callable[..., Any],
     marks: tuple[Mark, ...],
+    place: int,
     request: HttpRequest,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    limits, scopes = _enter(view, marks, request)
-    short: Any = quick(request, limits, scopes) if scopes else True
-    if short is False and (finished := door.refuse_again(request, limits)) is not None:
+    rt, limits, scopes = _enter(view, marks, place, request)
+    short: Any = quick(rt, request, limits, scopes) if scopes else True
+    if short is False and (finished := door.refuse_again(rt.config, request, limits)) is not None:
         return finished
     refusal = None if short is True else run(door.begin(request, scopes, short))
     if limits.door:  # an outer door finishes
@@ -190,19 +195,20 @@ def _around(
     except BaseException as error:
         run(door.fail(request, error))
         raise
-    return response if door.tell(request, response, limits) else run(door.finish(request, response))
+    return response if door.tell(rt.config, request, response, limits) else run(door.finish(request, response))
 
 
 async def _around_async(
     view: Callable[..., Any],
     marks: tuple[Mark, ...],
+    place: int,
     request: HttpRequest,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    limits, scopes = _enter(view, marks, request)
-    short: Any = await aquick(request, limits, scopes) if scopes else True
-    if short is False and (finished := door.refuse_again(request, limits)) is not None:
+    rt, limits, scopes = _enter(view, marks, place, request)
+    short: Any = await aquick(rt, request, limits, scopes) if scopes else True
+    if short is False and (finished := door.refuse_again(rt.config, request, limits)) is not None:
         return finished
     refusal = None if short is True else await arun(door.begin(request, scopes, short))
     if limits.door:  # an outer door finishes
@@ -217,7 +223,7 @@ async def _around_async(
     except BaseException as error:
         await arun(door.fail(request, error))
         raise
-    return response if door.tell(request, response, limits) else await arun(door.finish(request, response))
+    return response if door.tell(rt.config, request, response, limits) else await arun(door.finish(request, response))
 
 
 @overload

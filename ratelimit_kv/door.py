@@ -24,7 +24,7 @@ from .process import Runtime, logger, runtime, ticks
 from .scopes import Scope
 from .steps import Steps, run
 
-__all__ = ["ViewPlan", "applicable", "begin", "fail", "finish", "plan_of", "refuse", "refuse_again", "tell"]
+__all__ = ["ViewPlan", "applicable", "begin", "fail", "finish", "place_of", "plan_of", "refuse", "refuse_again", "tell"]
 
 STOCK_OPTIONS = ("django.views.generic.base", "rest_framework.views")
 """Modules whose ``options()`` only describes the view."""
@@ -41,6 +41,7 @@ class ViewPlan(NamedTuple):
     marks: tuple[Mark, ...]
     scopes: tuple[tuple[Scope, ...], ...]
     """For each mark."""
+    all_marks: frozenset[Mark]
     all_scopes: tuple[Scope, ...]
     """Of all marks, each once, the outermost first."""
     counts_all: bool
@@ -51,29 +52,31 @@ class ViewPlan(NamedTuple):
         return self.is_exempt or (bool(self.exempt_methods) and method in self.exempt_methods)
 
 
+def place_of(view: Any) -> int:
+    """What tells a view from others that the same marks stand on: one mark may stand on several handlers."""
+    # method_decorator wraps a handler anew at each request.
+    return id(getattr(view, "__wrapped__", view) if type(view) is partial else view)
+
+
 def plan_of(rt: Runtime, marks: tuple[Mark, ...], resolved: Any, view: Any) -> ViewPlan:
     """The plan for marks, met on ``view``, of a request that Django resolved to ``resolved``.
 
     Inline scopes are named after the resolved view; where that does not show the mark (Ninja has one view for all
-    operations), after the one that the mark stands on.
+    operations), after the one that the mark stands on. It is kept in ``rt.views``, by marks, resolved view and place.
     """
-    # One mark may stand on several handlers of a view. method_decorator wraps them anew at each request.
-    stands_on = getattr(view, "__wrapped__", view) if type(view) is partial else view
-    key = marks, resolved, id(stands_on)
-    plan: ViewPlan | None = rt.views.get(key)
-    if plan is None:
-        scopes = tuple(tuple(rt.config.of_mark(mark, resolved if shows(resolved, mark) else view)) for mark in marks)
-        every = {scope.name: scope for one in reversed(scopes) for scope in reversed(one)}
-        plan = ViewPlan(
-            is_exempt(resolved) or is_exempt(view),
-            exempt_methods(resolved),
-            marks,
-            scopes,
-            tuple(every.values())[::-1],
-            not any(scope.methods or scope.exempt_paths or scope.exempt_url_names for scope in every.values()),
-        )
-        if len(rt.views) < MOST_VIEWS:
-            rt.views[key] = plan
+    scopes = tuple(tuple(rt.config.of_mark(mark, resolved if shows(resolved, mark) else view)) for mark in marks)
+    every = {scope.name: scope for one in reversed(scopes) for scope in reversed(one)}
+    plan = ViewPlan(
+        is_exempt(resolved) or is_exempt(view),
+        exempt_methods(resolved),
+        marks,
+        scopes,
+        frozenset(marks),
+        tuple(every.values())[::-1],
+        not any(scope.methods or scope.exempt_paths or scope.exempt_url_names for scope in every.values()),
+    )
+    if len(rt.views) < MOST_VIEWS:
+        rt.views[marks, resolved, place_of(view)] = plan
     return plan
 
 
@@ -119,9 +122,9 @@ def begin(
     return (yield from _refusal(get_config(), request, limits, denied))
 
 
-def refuse_again(request: HttpRequest, limits: RequestLimits) -> HttpResponseBase | None:
+def refuse_again(config: Config, request: HttpRequest, limits: RequestLimits) -> HttpResponseBase | None:
     """The finished refusal for a denial from memory that ``limiter.quick`` found; None when it takes a flow to make."""
-    response = http.again(get_config(), request, limits)
+    response = http.again(config, request, limits)
     if response is not None:
         limits.finished = True
     return response
@@ -162,15 +165,16 @@ def finish(request: HttpRequest, response: Any) -> Steps[Any]:
     return response
 
 
-def tell(request: HttpRequest, response: Any, limits: RequestLimits) -> bool:
+def tell(config: Config, request: HttpRequest, response: Any, limits: RequestLimits) -> bool:
     """The short end of a request that went the short way: nothing to give back, only numbers to tell.
 
     False when there is more to do, which is :func:`finish`'s.
     """
-    if not limits.asks or limits._by_name or not isinstance(response, HttpResponseBase):
+    asks = limits.asks
+    if not asks or limits._by_name or not isinstance(response, HttpResponseBase):
         return False
     limits.finished = True
-    return http.write_numbers(get_config(), request, response, limits.asks)
+    return http.write_numbers(config, request, response, asks)
 
 
 def fail(request: HttpRequest, error: BaseException) -> Steps[None]:

@@ -48,6 +48,8 @@ class Breaker:
         self.failures = failures
         self.seconds = seconds
         self.is_open = False
+        self.is_troubled = False
+        """Whether there has been a failure that an answer should be told after."""
         self._in_a_row = 0
         self._recent: deque[tuple[float, bool]] = deque(maxlen=RECENT)
         self._probe_at = 0.0
@@ -69,34 +71,31 @@ class Breaker:
     def _cap(self) -> float:
         return max(LONGEST_REST, self.seconds)
 
-    @property
-    def is_troubled(self) -> bool:
-        """Whether there has been a failure that an answer should be told after."""
-        return self._in_a_row > 0 or bool(self._recent)
-
     def retry_after(self, ticks: float) -> float:
         """Seconds until the next probe: what a 503 tells the client."""
         return max(self._probe_at - ticks, 1.0) if self.is_open else 1.0
 
     def succeeded(self, ticks: float) -> bool:
         """Report an answer. True when it closed the breaker."""
-        if not self._in_a_row and not self._recent:
+        if not self.is_troubled:
             return False
         with self._lock:
             self._in_a_row = 0
             if self.is_open:
-                self.is_open = False
+                self.is_open = self.is_troubled = False
                 self._rest = self.seconds
                 self._recent.clear()
                 return True
             self._recent.append((ticks, True))
             if all(ok for _, ok in self._recent):
                 self._recent.clear()
+                self.is_troubled = False
             return False
 
     def failed(self, ticks: float, waited: float) -> bool:
         """Report an outage that took ``waited`` seconds. True when it opened the breaker."""
         with self._lock:
+            self.is_troubled = True
             self._in_a_row += 1
             self._recent.append((ticks, False))
             if self.is_open:
@@ -204,12 +203,18 @@ class Remembered(NamedTuple):
     """Ticks; a clock before it has stepped."""
     until: int
     """Now, in microseconds, from which the hit can pass."""
+    before: int
+    """Now, in microseconds, when it was denied, less a second; a clock before it has stepped back."""
     reset_at: int
     """Now, in microseconds, at which all of the limit is there again."""
     decision: Decision
     """What was answered."""
     refusal: list[Any]
     """A place for the doors to keep what they made of it."""
+
+    def holds(self, now: int, ticks: float) -> bool:
+        """Whether it is still true. A wall clock that stepped back must not stretch the wait that a client is told."""
+        return self.before <= now < self.until and self.since <= ticks < self.forget_at
 
 
 class DeniedMemory:
@@ -218,15 +223,12 @@ class DeniedMemory:
     def __init__(self, entries: int, seconds: float) -> None:
         self._entries = entries
         self._seconds = seconds
-        self._known: OrderedDict[tuple[str, str], Remembered] = OrderedDict()
+        self.known: OrderedDict[tuple[str, str], Remembered] = OrderedDict()
+        """By scope and identity, whatever it is worth by now. Only to be read."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._known)
-
-    def __contains__(self, caller: tuple[str, str]) -> bool:
-        """Whether a scope and identity are in here, whatever that is worth by now."""
-        return caller in self._known
+        return len(self.known)
 
     def find(
         self, scope: str, identity: str, token: int, cost: int, costliest: int, now: int, ticks: float
@@ -235,15 +237,10 @@ class DeniedMemory:
 
         It answers for the cost that was denied, and for costlier hits up to ``costliest``.
         """
-        known = self._known.get((scope, identity))
+        known = self.known.get((scope, identity))
         if known is None or known.token != token or not (cost == known.cost or known.cost < cost <= costliest):
             return None
-        if now >= known.until or not known.since <= ticks < known.forget_at:
-            return None
-        # A wall clock that stepped back must not stretch the wait that a client is told.
-        if known.until - now > (known.decision.retry_after or 0) * MICROSECOND + MICROSECOND:
-            return None
-        return known
+        return known if known.holds(now, ticks) else None
 
     def remember(self, decision: Decision, token: int, now: int, ticks: float) -> None:
         """Remember a denial for as long as it lasts, at most ``seconds``."""
@@ -252,37 +249,38 @@ class DeniedMemory:
             return
         key = (decision.scope, decision.identity)
         with self._lock:
-            before = self._known.get(key)
+            before = self.known.get(key)
             if (
                 before is not None
                 and before.cost < decision.cost
                 and self.find(*key, token, before.cost, 0, now, ticks) is before
             ):
                 return  # a costlier hit has to wait longer than the one that is remembered
-            self._known.pop(key, None)
-            self._known[key] = Remembered(
+            self.known.pop(key, None)
+            self.known[key] = Remembered(
                 token,
                 decision.cost,
                 ticks + min(wait, self._seconds),
                 ticks,
                 now + int(wait * MICROSECOND),
+                now - MICROSECOND,
                 now + int(decision.reset_after * MICROSECOND),
                 decision,
                 [],
             )
-            if len(self._known) > self._entries:
-                self._known.popitem(last=False)
+            if len(self.known) > self._entries:
+                self.known.popitem(last=False)
 
     def forget(self, scope: str, identity: str) -> None:
         """One caller of one scope: something was given back or reset."""
-        if self._known:
+        if self.known:
             with self._lock:
-                self._known.pop((scope, identity), None)
+                self.known.pop((scope, identity), None)
 
     def clear(self) -> None:
         """Everybody."""
         with self._lock:
-            self._known.clear()
+            self.known.clear()
 
 
 class Throttle:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -25,7 +25,7 @@ from django.http.response import HttpResponseBase
 from django.template import loader
 
 from .accounts import RequestLimits
-from .algorithms import MICROSECOND
+from .algorithms import MAX_COUNT, MICROSECOND
 from .callables import CallableError
 from .conf import Config
 from .deciding import Ask
@@ -253,9 +253,9 @@ def write_headers(config: Config, request: HttpRequest, response: Any, limits: R
         for decision in limits.by_name.values()
         if decision.remaining is not None and scopes[decision.scope].tells
     ]
-    if not mine or _is_shared(request, response):
-        return
     headers = response.headers._store
+    if not mine or _is_shared(headers) or getattr(request, "_cache_update_cache", False):
+        return  # Django's own cache may be about to keep it
     best = mine[0] if len(mine) == 1 else tightest(mine)
     assert best is not None
     if style == "legacy":
@@ -289,62 +289,59 @@ def write_headers(config: Config, request: HttpRequest, response: Any, limits: R
 def write_numbers(config: Config, request: HttpRequest, response: Any, asks: Sequence[Ask]) -> bool:
     """As :func:`write_headers`, for hits that passed: without making decisions of them. False if it cannot."""
     style = config.headers
-    if style == "none":
-        return True
     if style != "draft":
-        return False
-    mine = [ask for ask in asks if ask.scope.tells]
-    if not mine or _is_shared(request, response):
-        return True
+        return style == "none"
     headers = response.headers._store
-    if "ratelimit" in headers or "ratelimit-policy" in headers:
+    if (len(headers) != 1 or "content-type" not in headers) and (  # most have this one and no more
+        "ratelimit" in headers or "ratelimit-policy" in headers or _is_shared(headers)
+    ):
         return True
-    names, policy = _policies(mine[0])
-    verdict = mine[0].verdicts[0]
-    name, least, reset_after = names[0], verdict.remaining, verdict.reset_after
-    if len(mine) > 1 or len(names) > 1:
-        policies = [_policies(ask) for ask in mine]
-        policy = ", ".join([said for _, said in policies])
-        for ask, (names, _) in zip(mine, policies, strict=True):
-            for own, verdict in zip(names, ask.verdicts, strict=True):
-                if verdict.remaining < least:
-                    name, least, reset_after = own, verdict.remaining, verdict.reset_after
-    headers["ratelimit-policy"] = ("RateLimit-Policy", policy)
-    headers["ratelimit"] = ("RateLimit", f'"{name}";r={least};t={max(1, -(-reset_after // MICROSECOND))}')
+    if getattr(request, "_cache_update_cache", False):
+        return True
+    said = name = ""
+    least = reset_after = MAX_COUNT
+    for ask in asks:
+        names, policy = _told.get(ask.plan.token) or _tell(ask)
+        if names:
+            said = f"{said}, {policy}" if said else policy
+            for own, (_, _, _, left, wait, _, _, _) in zip(names, ask.verdicts, strict=False):
+                if left < least:
+                    name, least, reset_after = own, left, wait
+    if said:
+        headers["ratelimit-policy"] = ("RateLimit-Policy", said)
+        headers["ratelimit"] = ("RateLimit", f'"{name}";r={least};t={-(-reset_after // MICROSECOND)}')
     return True
 
 
 _told: dict[int, tuple[tuple[str, ...], str]] = {}
-"""By the token of a plan: the names of its policies, and what is said of them."""
+"""By the token of a plan: the names of its policies, and what is said of them; no names when they are not to be told."""
 
 
-def _policies(ask: Ask) -> tuple[tuple[str, ...], str]:
-    told = _told.get(ask.plan.token)
-    if told is None:
-        name, plan = ask.scope.name, ask.plan
+def _tell(ask: Ask) -> tuple[tuple[str, ...], str]:
+    name, plan = ask.scope.name, ask.plan
+    names: tuple[str, ...] = ()
+    if ask.scope.tells:
         names = (name,) if len(plan.rates) == 1 else tuple(f"{name}.{rate.period}s" for rate in plan.rates)
-        said = ", ".join(
-            _policy(own, limit, rate.period) for own, limit, rate in zip(names, plan.limits, plan.rates, strict=True)
-        )
-        if len(_told) > 4096:  # plans come and go with the answers of RATE callables
-            _told.clear()
-        told = _told[ask.plan.token] = (names, said)
+    said = ", ".join(
+        _policy(own, limit, rate.period) for own, limit, rate in zip(names, plan.limits, plan.rates, strict=False)
+    )
+    if len(_told) > 4096:  # plans come and go with the answers of RATE callables
+        _told.clear()
+    told = _told[plan.token] = (names, said)
     return told
 
 
-def _is_shared(request: HttpRequest, response: Any) -> bool:
-    """Whether others may be given this response: one caller's numbers must not stand in it."""
-    headers = response.headers._store
+def _is_shared(headers: Mapping[str, tuple[str, str]]) -> bool:
+    """Whether others may be given a response: one caller's numbers must not stand in it."""
     if "cdn-cache-control" in headers or "surrogate-control" in headers:
         return True  # these go before Cache-Control in the caches that they are for (RFC 9213)
     if "cache-control" in headers:
-        control = response.headers["Cache-Control"].lower()
+        control = headers["cache-control"][1].lower()
         if "private" in control or "no-store" in control:
             return False
         if any(word in control for word in ("public", "max-age", "s-maxage")):
             return True
-    # Without max-age a cache goes by Expires. Or Django's own is about to keep it.
-    return "expires" in headers or bool(getattr(request, "_cache_update_cache", False))
+    return "expires" in headers  # which a cache goes by without max-age
 
 
 def response_of(error: BaseException) -> HttpResponse:

@@ -87,7 +87,7 @@ class Identities:
     def ip(self, request: HttpRequest, ipv6_prefix: int | None = None) -> str:
         """The identity of the request's address, with the IPv6 prefix in it: ``ip:2001:db8:1:2::/64``."""
         text = self.client_ip.identity(request.META, ipv6_prefix)
-        return f"ip:~{self.digest('ip', '', text)}" if self.hash_all else f"ip:{text}"
+        return f"ip:{text}" if not self.hash_all else f"ip:~{self.digest('ip', '', text)}"
 
     def is_exempt(self, request: HttpRequest) -> bool:
         """Whether the client's resolved address is in EXEMPT_IPS."""
@@ -96,6 +96,8 @@ class Identities:
 
 def encode(value: str) -> str:
     """Percent-encode (RFC 3986) to the alphabet of identities. ``~`` is encoded too: it marks a digest."""
+    if value.isascii() and value.isalnum():
+        return value
     return quote(value, safe=_SAFE, encoding="utf-8", errors="surrogatepass").replace("~", "%7E")
 
 
@@ -109,10 +111,11 @@ class Part:
     function: Function | None = None
     meta: str = field(default="", compare=False)
     """``header``: the name in ``request.META``."""
+    read: Callable[[HttpRequest, Identities], Any] = field(init=False, repr=False, compare=False)
+    """The part's text, None when the request has none, or this part itself when finding out has to wait."""
 
-    def read(self, request: HttpRequest, ids: Identities) -> Any:
-        """The part's text, None when the request has none, or this part itself when finding out has to wait."""
-        return _READERS[self.kind](self, request, ids)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "read", partial(_READERS[self.kind], self))
 
     def step(self, request: HttpRequest, ids: Identities) -> Step:
         """Find out by waiting: for ``user``, ``session`` and functions. The result is text or None."""
@@ -390,7 +393,7 @@ class Key:
         """
         only = self.only
         if only is not None:
-            return memo[only] if only in memo else only.read(request, ids)
+            return memo[only] if memo and only in memo else only.read(request, ids)
         for alternative in self.alternatives:
             texts: list[str] = []
             for part in alternative:

@@ -25,7 +25,6 @@ from .deciding import (
     deal,
     decide,
     decision_of,
-    find_remembered,
     look,
     remembered,
     say_denied,
@@ -100,21 +99,19 @@ def check_flow(request: HttpRequest, scopes: Sequence[Scope]) -> Steps[RequestLi
     return limits
 
 
-def quick(request: HttpRequest, limits: RequestLimits, scopes: Sequence[Scope]) -> Any:
+def quick(rt: Runtime, request: HttpRequest, limits: RequestLimits, scopes: Sequence[Scope]) -> Any:
     """The short way of almost every request: all that counts is plain, the store answers, every counter has room.
 
     True when the hit passed; its decisions are made when somebody reads them. False when it was denied from memory.
     None when the long way has to be taken from its start (``check_flow``), else the flow that takes it from where the
     store has answered.
     """
-    rt = runtime()
     asks, counters, at = _plain(rt, request, limits, scopes)
     if not asks:
         return None if limits.known is None else False
-    alias = scopes[0].cache
     began = ticks()
     try:
-        verdicts = get_store(alias).hit(counters, at)
+        verdicts = get_store(scopes[0].cache).hit(counters, at)
     except AssertionError:
         raise
     except Exception as error:  # noqa: BLE001  as for every call of a store
@@ -122,16 +119,14 @@ def quick(request: HttpRequest, limits: RequestLimits, scopes: Sequence[Scope]) 
     return _pass(rt, request, limits, asks, at, began, verdicts)
 
 
-async def aquick(request: HttpRequest, limits: RequestLimits, scopes: Sequence[Scope]) -> Any:
+async def aquick(rt: Runtime, request: HttpRequest, limits: RequestLimits, scopes: Sequence[Scope]) -> Any:
     """:func:`quick`, async."""
-    rt = runtime()
     asks, counters, at = _plain(rt, request, limits, scopes)
     if not asks:
         return None if limits.known is None else False
-    alias = scopes[0].cache
     began = ticks()
     try:
-        store = get_store(alias)
+        store = get_store(scopes[0].cache)
         verdicts = store.hit(counters, at) if store.inline else await store.ahit(counters, at)
     except AssertionError:
         raise
@@ -142,44 +137,50 @@ async def aquick(request: HttpRequest, limits: RequestLimits, scopes: Sequence[S
 
 def _plain(
     rt: Runtime, request: HttpRequest, limits: RequestLimits, scopes: Sequence[Scope]
-) -> tuple[list[Ask], list[Counter], int]:
+) -> tuple[list[Ask], Sequence[Counter], int]:
     """The hit, with its asks and its time, if nothing in it has to wait for anything but one store. Else no asks.
 
     A denial from memory is recorded, where nobody is to be told of it.
     """
-    config, memory = rt.config, rt.memory
-    alias, at = scopes[0].cache, now()
-    nothing: tuple[list[Ask], list[Counter], int] = ([], [], at)
+    alias = scopes[0].cache
     if (
         limits.asks
         or limits.has_denied
         or limits._by_name
-        or config.has_exemptions
         or limits.exempt
-        or rt.breaker(alias).is_open
+        or not rt.counts_everybody
+        or rt.breaker(alias).is_troubled
+        or signals.near_limit.receivers
     ):
-        return nothing
-    ids, memo = config.identities, limits.memo
+        return _NOTHING
+    ids, memo, denied = rt.config.identities, limits.memo, rt.denied
+    at = now()
     asks: list[Ask] = []
     for scope in scopes:
-        plan = scope.plan
-        if not scope.is_plain or scope.cache != alias or plan is None:
-            return nothing
+        if not scope.is_plain or scope.cache != alias:
+            return _NOTHING
         identity = scope.key.quick(request, ids, memo)
         if type(identity) is not str:
-            return nothing
-        if memory is not None and (scope.name, identity) in memory:
-            known = find_remembered(rt, scope, identity, plan, scope.cost, at, ticks())  # type: ignore[arg-type]
-            is_equal = known is not None and known.decision.cost == scope.cost
-            if is_equal and not signals.denied.receivers and not logger.isEnabledFor(logging.DEBUG):
-                limits.known = (scope, known, at)  # type: ignore[assignment]
+            return _NOTHING
+        plan: Any = scope.plan
+        cost: Any = scope.cost
+        known = denied.get((scope.name, identity)) if denied else None
+        if known is not None and known.token == plan.token and known.cost == cost and known.holds(at, ticks()):
+            if not signals.denied.receivers and not logger.isEnabledFor(logging.DEBUG):
+                limits.known = (scope, known, at)
                 limits.has_denied = True
-            return nothing
-        asks.append(Ask(scope, plan, identity, scope.cost, len(asks)))  # type: ignore[arg-type]
+            return _NOTHING
+        number = len(asks)
+        ask = Ask(scope, plan, identity, cost, number)
+        ask.at, ask.counters = at, scope.counters(plan, identity, cost, at, number, 0)
+        asks.append(ask)
     if len(asks) == 1:
-        return asks, asks[0].fill(at), at
+        return asks, ask.counters, at
     asks.sort(key=breadth)
-    return asks, [counter for ask in asks for counter in ask.fill(at)], at
+    return asks, [counter for ask in asks for counter in ask.counters], at
+
+
+_NOTHING: tuple[list[Ask], Sequence[Counter], int] = ([], (), 0)
 
 
 def _pass(
@@ -194,9 +195,10 @@ def _pass(
     for verdict in verdicts:
         if not verdict.charged:
             return _go_on(rt, request, limits, asks, at, began, verdicts)
-    if signals.near_limit.receivers or rt.breaker(asks[0].scope.cache).is_troubled:
-        return _go_on(rt, request, limits, asks, at, began, verdicts)
-    deal(asks, verdicts)
+    if len(asks) == 1:
+        asks[0].verdicts = verdicts
+    else:
+        deal(asks, verdicts)
     limits.asks = asks
     return True
 

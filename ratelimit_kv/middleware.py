@@ -15,7 +15,7 @@ from .conf import get_config
 from .exceptions import RateLimited
 from .limiter import aquick, quick
 from .marks import hoistable
-from .process import runtime
+from .process import Runtime, runtime
 from .scopes import Scope
 from .steps import Step, Steps, arun, run
 
@@ -46,11 +46,9 @@ class RateLimitMiddleware:
         except BaseException as error:  # Django answers exceptions further in: this is the worker ending
             run(door.fail(request, error))
             raise
-        if limits.finished:
+        if self._is_over(request, response, limits):
             return response
-        if (limits.asks or limits.by_name or not limits.resolved) and not door.tell(request, response, limits):
-            response = run(self._after(request, response, limits))
-        return response
+        return run(self._after(request, response, limits))
 
     async def _call_async(self, request: HttpRequest) -> HttpResponseBase:
         limits = self._open(request)
@@ -59,32 +57,30 @@ class RateLimitMiddleware:
         except BaseException as error:  # Django answers exceptions further in: this is the client gone
             await arun(door.fail(request, error))
             raise
-        if limits.finished:
+        if self._is_over(request, response, limits):
             return response  # type: ignore[no-any-return]
-        if (limits.asks or limits.by_name or not limits.resolved) and not door.tell(request, response, limits):
-            response = await arun(self._after(request, response, limits))
-        return response  # type: ignore[no-any-return]
+        return await arun(self._after(request, response, limits))
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None | Any:
         """Decide the settings' scopes and the view's own marks in one call."""
-        limits = limits_of(request)
-        scopes = self._applying(request, view, limits)
+        rt, limits = runtime(), limits_of(request)
+        scopes = self._applying(rt, request, view, limits)
         if not scopes:
             return None
-        short = quick(request, limits, scopes)
-        if short is False and (finished := door.refuse_again(request, limits)) is not None:
+        short = quick(rt, request, limits, scopes)
+        if short is False and (finished := door.refuse_again(rt.config, request, limits)) is not None:
             return finished
         return None if short is True else run(door.begin(request, scopes, short))
 
     async def _process_view_async(
         self, request: HttpRequest, view: Any, args: Any, kwargs: Any
     ) -> HttpResponseBase | None:
-        limits = limits_of(request)
-        scopes = self._applying(request, view, limits)
+        rt, limits = runtime(), limits_of(request)
+        scopes = self._applying(rt, request, view, limits)
         if not scopes:
             return None
-        short = await aquick(request, limits, scopes)
-        if short is False and (finished := door.refuse_again(request, limits)) is not None:
+        short = await aquick(rt, request, limits, scopes)
+        if short is False and (finished := door.refuse_again(rt.config, request, limits)) is not None:
             return finished
         return None if short is True else await arun(door.begin(request, scopes, short))
 
@@ -97,10 +93,9 @@ class RateLimitMiddleware:
         limits.door = "middleware"
         return limits
 
-    def _applying(self, request: HttpRequest, view: Any, limits: RequestLimits) -> Any:
+    def _applying(self, rt: Runtime, request: HttpRequest, view: Any, limits: RequestLimits) -> Any:
         """The scopes that apply to a request, each once."""
         limits.resolved = True
-        rt = runtime()
         config = rt.config
         if not config.enabled:
             return ()
@@ -109,20 +104,28 @@ class RateLimitMiddleware:
             plan = door.plan_of(rt, hoistable(view), view, view)
             if len(rt.views) < door.MOST_VIEWS:
                 rt.views[view] = plan
-        if plan.exempts(request.method):
+        if (plan.is_exempt or plan.exempt_methods) and plan.exempts(request.method):
             limits.exempt = True
             return ()
         scopes: tuple[Scope, ...] = ()
         if config.site:
-            match = request.resolver_match
-            url_name = match.view_name if match is not None else ""
-            scopes = config.scopes_for(request.path_info, url_name, request.method or "")
+            match: Any = request.resolver_match
+            scopes = config.scopes_for(request.path_info, "" if match is None else match.view_name, request.method)
         if not plan.marks:
-            return door.applicable(config, scopes, request, view) if scopes else ()
+            # For every other method it has been asked already which of them minds it or exempts the request.
+            return door.applicable(config, scopes, request, view) if request.method == "OPTIONS" else scopes
         limits.counted_here = limits.counted_here.union(plan.marks)
         # The view's word on a scope goes before that of settings, for the methods that it speaks of.
         applying = door.applicable(config, (*plan.all_scopes, *scopes), request, view)
         return tuple({scope.name: scope for scope in reversed(applying)}.values())[::-1]
+
+    def _is_over(self, request: HttpRequest, response: Any, limits: RequestLimits) -> bool:
+        """Whether nothing is left to be done for a response, perhaps because its numbers have just been told."""
+        if limits.finished:
+            return True
+        if not limits.asks:
+            return limits.resolved and not limits.by_name
+        return door.tell(get_config(), request, response, limits)
 
     def _went_astray(self, limits: RequestLimits, response: Any) -> bool:
         """Whether this is a refusal of what never reached a view: a 404, a host that isn't allowed, another middleware's."""
@@ -132,7 +135,7 @@ class RateLimitMiddleware:
         if self._went_astray(limits, response):
             config = get_config()
             if config.enabled and config.site:
-                everywhere = config.scopes_for(request.path_info, None, request.method or "")
+                everywhere = config.scopes_for(request.path_info, None, request.method)
                 scopes = door.applicable(config, everywhere, request, None)
                 refusal = (yield from door.begin(request, scopes)) if scopes else None
                 if refusal is not None:

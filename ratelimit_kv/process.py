@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from django.dispatch import Signal
 
 from . import signals
 from .conf import Config, get_config
-from .guard import WAITED, Breaker, DeniedLog, DeniedMemory, LeaseBook, LocalCounters, Throttle
+from .guard import WAITED, Breaker, DeniedLog, DeniedMemory, LeaseBook, LocalCounters, Remembered, Throttle
 from .scopes import Scope
 from .steps import Step, Steps
 from .stores import StoreError, get_store
@@ -33,28 +34,35 @@ def ticks() -> float:
     return time.monotonic()
 
 
+class _Breakers(dict[str, Breaker]):
+    """By alias, each made when it is first asked for."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def __missing__(self, alias: str) -> Breaker:
+        config = self._config
+        return self.setdefault(alias, Breaker(alias, config.breaker_failures, config.breaker_seconds))
+
+
 class Runtime:
     """What this process remembers while one Config is in force."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.counts_everybody = config.enabled and not config.has_exemptions
+        """Whether no request is exempt as a whole, be it that its view is."""
+        self.breaker: Callable[[str], Breaker] = _Breakers(config).__getitem__
+        """The breaker of a store, by its alias."""
         self.memory = DeniedMemory(config.remember.entries, config.remember.seconds) if config.remember else None
+        self.denied: Mapping[tuple[str, str], Remembered] = self.memory.known if self.memory is not None else {}
+        """What is in that memory."""
         self.log = DeniedLog()
         self.throttle = Throttle()
         self.views: dict[Any, Any] = {}
         """What the doors have found out about views."""
         self.leases = LeaseBook(config.processes)
-        self._breakers: dict[str, Breaker] = {}
         self._local: dict[str, LocalCounters] = {}
-
-    def breaker(self, alias: str) -> Breaker:
-        """The breaker of a store."""
-        found = self._breakers.get(alias)
-        if found is None:
-            found = self._breakers.setdefault(
-                alias, Breaker(alias, self.config.breaker_failures, self.config.breaker_seconds)
-            )
-        return found
 
     def local(self, alias: str) -> LocalCounters:
         """This process's own count for a store that is away."""

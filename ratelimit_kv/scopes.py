@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from django.utils.functional import Promise
 
@@ -92,6 +92,10 @@ class Ban:
 
 
 _tokens = itertools.count()
+_FixedWindow: TypeAlias = tuple[str, str, int, int, int, int]
+"""Key before and after the identity, limit, microseconds of its length, its end, seconds to keep the key."""
+_Second: TypeAlias = tuple[int, int, tuple[_FixedWindow, ...]]
+"""Microseconds from which and until which the windows are these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,23 @@ class Plan:
     """Microseconds, one a rate."""
     token: int = field(default_factory=lambda: next(_tokens), compare=False)
     """Tells this plan from every other of the process: what is remembered of one does not hold for another."""
+    _second: list[_Second] = field(default_factory=lambda: [(0, 0, ())], compare=False, repr=False)
+
+    def windows(self, now: int) -> tuple[_FixedWindow, ...]:
+        """The fixed windows that a hit now falls into, one a rate."""
+        # The same for all hits of a second. As in Rate, an item of a list is read and replaced without a lock.
+        since, until, windows = self._second[0]
+        if since <= now < until:
+            return windows
+        seconds = now // MICROSECOND
+        found = []
+        for rate, limit, head, period in zip(self.rates, self.limits, self.heads, self.periods, strict=True):
+            window = rate.window(seconds)
+            ttl = window.end - seconds + TTL_MARGIN
+            found.append((head, f"}}:{window.number}", limit, period, window.end * MICROSECOND, ttl))
+        windows = tuple(found)
+        self._second[0] = (seconds * MICROSECOND, (seconds + 1) * MICROSECOND, windows)
+        return windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,27 +241,27 @@ class Scope:
         ``share``: each limit is divided by it, rounded up (one process's part of the limit).
         """
         flags, kind = self.flags, self.algorithm
-        seconds = now // MICROSECOND
-        if self.is_plain and len(plan.rates) == 1 and share == 1:
-            window = plan.rates[0].window(seconds)
-            end = window.end
-            key = f"{plan.heads[0]}{identity}}}:{window.number}"
-            ttl, end = end - seconds + TTL_MARGIN, end * MICROSECOND
-            # As Counter(...), without a Python frame: this is almost every hit's way.
-            values = (key, kind, plan.limits[0], cost, plan.periods[0], end, ttl, "", group, flags, number, 1.0, 0)
-            return [tuple.__new__(Counter, values)]
         counters: list[Counter] = []
+        if kind == FIXED:
+            for head, tail, limit, period, end, ttl in plan.windows(now):
+                if share != 1:
+                    limit = -(-limit // share)
+                key = f"{head}{identity}{tail}"
+                # As Counter(...), without a Python frame: this is almost every hit's way.
+                values = (key, FIXED, limit, cost, period, end, ttl, "", group, flags, number, 1.0, 0)
+                counters.append(tuple.__new__(Counter, values))
+            if self.ban is not None:
+                counters.append(self.ban_counter(identity, number, group, flags))
+            return counters
+        seconds = now // MICROSECOND
         for rate, limit, head, period in zip(plan.rates, plan.limits, plan.heads, plan.periods, strict=True):
             if share != 1:
                 limit = -(-limit // share)
-            if kind == FIXED or kind == SLIDING:
+            if kind == SLIDING:
                 window = rate.window(seconds)
                 end = window.end * MICROSECOND
                 ttl = window.end - seconds + TTL_MARGIN
                 key = f"{head}{identity}}}:{window.number}"
-                if kind == FIXED:
-                    counters.append(Counter(key, kind, limit, cost, period, end, ttl, "", group, flags, number))
-                    continue
                 before = rate.window(window.start - 1).number
                 counters.append(
                     Counter(

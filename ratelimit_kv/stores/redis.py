@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 SCRIPT = Path(__file__).with_name("hit.lua").read_text("utf-8")
 _SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
-_BY_SHA = f"$7\r\nEVALSHA\r\n$40\r\n{_SHA}\r\n".encode()
-_IN_FULL = f"$4\r\nEVAL\r\n${len(SCRIPT.encode())}\r\n{SCRIPT}\r\n".encode()
+_BY_SHA = f"$7\r\nEVALSHA\r\n$40\r\n{_SHA}\r\n"
+_IN_FULL = f"$4\r\nEVAL\r\n${len(SCRIPT.encode())}\r\n{SCRIPT}\r\n"
 
 BATCH = 1000
 """Keys looked at in one go when listing: a server is busy with these for less than a millisecond."""
@@ -42,6 +42,11 @@ def _text(text: str) -> str:
 @lru_cache(4096)
 def _number(number: int) -> str:
     return _text(f"{number:d}")  # True, too, is 1, here as in the keys of this memory
+
+
+@lru_cache(4096)
+def _numbers(limit: int, cost: int, ttl: int) -> str:
+    return _number(limit) + _number(cost) + _number(ttl)
 
 
 class _Depends(Generic[T]):
@@ -120,8 +125,7 @@ class RedisStore(Store):
         return self._hit(link, counters, now)
 
     def _hit(self, link: Link | Slot, counters: Sequence[Counter], now: int) -> list[Verdict]:
-        values = self._run(link, *self._hit_command(counters, now))
-        return _verdicts(counters, values, now)
+        return _verdicts(counters, self._run(link, self._hit_command(counters, now)), now)
 
     def peek(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
         link = self._link or self._connect()
@@ -134,7 +138,7 @@ class RedisStore(Store):
         return [verdicts[position] for position in range(len(counters))]
 
     def _peek(self, link: Link | Slot, counters: Sequence[Counter], now: int) -> list[Verdict]:
-        values = self._run(link, *self._command(counters, 1, ["$4\r\npeek\r\n"]))
+        values = self._run(link, self._command(counters, 1, "$4\r\npeek\r\n"))
         return algorithms.observe(counters, _states(counters, values), now)
 
     def reset(self, keys: Sequence[str]) -> int:
@@ -148,13 +152,13 @@ class RedisStore(Store):
         except link.errors as error:
             raise failure(error) from error
 
-    def _run(self, link: Link | Slot, count: int, command: bytes) -> list[Any]:
-        """The script's answer to ``count`` packed arguments, the first of which is the number of keys."""
+    def _run(self, link: Link | Slot, command: str) -> list[Any]:
+        """The script's answer."""
         try:
             try:
-                return link.call(b"*%d\r\n%b%b" % (count + 2, _BY_SHA, command))  # type: ignore[no-any-return]
+                return link.call(command.encode())  # type: ignore[no-any-return]
             except link.exceptions.NoScriptError:  # a new server, or restarted: nothing has been run
-                return link.call(b"*%d\r\n%b%b" % (count + 2, _IN_FULL, command))  # type: ignore[no-any-return]
+                return link.call(command.replace(_BY_SHA, _IN_FULL, 1).encode())  # type: ignore[no-any-return]
         except link.errors as error:
             raise failure(error) from error
 
@@ -165,28 +169,27 @@ class RedisStore(Store):
         link = self._loops.link()
         if link is None:
             return await self._in_a_thread(self.hit, counters, now)
-        values = await self._arun(link, *self._hit_command(counters, now))
-        return _verdicts(counters, values, now)
+        return _verdicts(counters, await self._arun(link, self._hit_command(counters, now)), now)
 
     async def apeek(self, counters: Sequence[Counter], now: int) -> list[Verdict]:
         """:meth:`peek`, as :meth:`ahit`."""
         link = self._loops.link()
         if link is None:
             return await self._in_a_thread(self.peek, counters, now)
-        values = await self._arun(link, *self._command(counters, 1, ["$4\r\npeek\r\n"]))
+        values = await self._arun(link, self._command(counters, 1, "$4\r\npeek\r\n"))
         return algorithms.observe(counters, _states(counters, values), now)
 
     async def areset(self, keys: Sequence[str]) -> int:
         """:meth:`reset` in a thread."""
         return await self._in_a_thread(self.reset, keys)
 
-    async def _arun(self, link: AsyncLink, count: int, command: bytes) -> list[Any]:
+    async def _arun(self, link: AsyncLink, command: str) -> list[Any]:
         """:meth:`_run` for an event loop."""
         try:
             try:
-                return await link.call(b"*%d\r\n%b%b" % (count + 2, _BY_SHA, command))  # type: ignore[no-any-return]
+                return await link.call(command.encode())  # type: ignore[no-any-return]
             except link.exceptions.NoScriptError:
-                return await link.call(b"*%d\r\n%b%b" % (count + 2, _IN_FULL, command))  # type: ignore[no-any-return]
+                return await link.call(command.replace(_BY_SHA, _IN_FULL, 1).encode())  # type: ignore[no-any-return]
         except link.errors as error:
             raise failure(error) from error
 
@@ -197,35 +200,39 @@ class RedisStore(Store):
 
     # --------------------------------------------------------------------------------------------------- commands
 
-    def _hit_command(self, counters: Sequence[Counter], now: int) -> tuple[int, bytes]:
-        """How many arguments the script gets, and these packed."""
-        group = counters[0].group if counters else 0
-        arguments = ["$5\r\nfixed\r\n"]
-        for _, kind, limit, cost, _, _, ttl, _, own_group, flags, *_ in counters:
+    def _hit_command(self, counters: Sequence[Counter], now: int) -> str:
+        """The script and its arguments, packed."""
+        make, group = self._key, counters[0].group if counters else 0
+        keys = arguments = ""
+        for key, kind, limit, cost, _, _, ttl, _, own_group, flags, _, _, _ in counters:
             if kind != FIXED or flags or own_group != group:
                 return self._long_hit_command(counters, now)
-            arguments.append(_number(limit) + _number(cost) + _number(ttl))
-        return self._command(counters, 1 + 3 * len(counters), arguments)
+            key = make(key)
+            # As _text(key), without a Python frame: this is almost every hit's way.
+            keys += f"${len(key) if key.isascii() else len(key.encode())}\r\n{key}\r\n"
+            arguments += _numbers(limit, cost, ttl)
+        number = len(counters)
+        return f"*{4 + 4 * number}\r\n{_BY_SHA}{_number(number)}{keys}$5\r\nfixed\r\n{arguments}"
 
-    def _long_hit_command(self, counters: Sequence[Counter], now: int) -> tuple[int, bytes]:
-        arguments = [f"$3\r\nhit\r\n{_text(str(now))}"]
+    def _long_hit_command(self, counters: Sequence[Counter], now: int) -> str:
+        arguments = f"$3\r\nhit\r\n{_text(str(now))}"
         for counter in counters:
             _, kind, limit, cost, period, end, ttl, _, group, flags, scope, growth, maximum = counter
             factor = algorithms.interval(counter) if kind == BUCKET else growth
             arguments += (
-                f"$1\r\n{kind}\r\n{_number(limit)}{_number(cost)}{_number(period)}{_text(str(end))}{_number(ttl)}",
-                f"{_number(flags)}{_number(group)}{_number(scope)}{_text(str(factor))}{_number(maximum)}",
+                f"$1\r\n{kind}\r\n{_numbers(limit, cost, period)}{_text(str(end))}{_number(ttl)}"
+                f"{_numbers(flags, group, scope)}{_text(str(factor))}{_number(maximum)}"
             )
         return self._command(counters, 2 + 11 * len(counters), arguments)
 
-    def _command(self, counters: Sequence[Counter], count: int, arguments: Sequence[str]) -> tuple[int, bytes]:
+    def _command(self, counters: Sequence[Counter], count: int, arguments: str) -> str:
         keys = []
         for counter in counters:
             keys.append(_text(self._key(counter.key)))
             if counter.kind == SLIDING:
                 keys.append(_text(self._key(counter.previous)))
         number = len(keys)
-        return 1 + number + count, f"{_number(number)}{''.join(keys)}{''.join(arguments)}".encode()
+        return f"*{3 + number + count}\r\n{_BY_SHA}{_number(number)}{''.join(keys)}{arguments}"
 
     def _by_slot(self, cluster: Cluster, counters: Sequence[Counter]) -> list[tuple[Slot, list[int]]]:
         """The positions of the counters in each slot, in the order of the first of each."""
@@ -320,7 +327,7 @@ def _key_maker(cache: Any) -> Callable[[str], str]:
     make, prefix, version = cache.key_func, cache.key_prefix, cache.version
     if make is default_key_func:
         start: str = make("", prefix, version)
-        return lambda key: start + key
+        return start.__add__
     return lambda key: str(make(key, prefix, version))
 
 
