@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from django.http import HttpRequest
@@ -263,8 +264,8 @@ def batches(asks: list[Ask]) -> Iterable[tuple[str, list[Ask]]]:
     return sorted(batches.items(), key=lambda item: max(breadth(ask) for ask in item[1]))
 
 
-def breadth(ask: Ask) -> int:
-    return 1 if ask.scope.key.is_everyone else 0
+breadth = attrgetter("scope.key.is_everyone")
+"""Orders asks: those of one caller come before those of everybody."""
 
 
 def _spend_leased(rt: Runtime, ask: Ask, at: int) -> bool:

@@ -162,17 +162,15 @@ def _plain(
         identity = scope.key.quick(request, ids, memo)
         if type(identity) is not str:
             return _NOTHING
+        if denied and (scope.name, identity) in denied:
+            _recall(rt, limits, scope, identity, at)
+            return _NOTHING
         plan: Any = scope.plan
         cost: Any = scope.cost
-        known = denied.get((scope.name, identity)) if denied else None
-        if known is not None and known.token == plan.token and known.cost == cost and known.holds(at, ticks()):
-            if not signals.denied.receivers and not logger.isEnabledFor(logging.DEBUG):
-                limits.known = (scope, known, at)
-                limits.has_denied = True
-            return _NOTHING
         number = len(asks)
         ask = Ask(scope, plan, identity, cost, number)
-        ask.at, ask.counters = at, scope.counters(plan, identity, cost, at, number, 0)
+        ask.at = at
+        ask.counters = scope.counters(plan, identity, cost, at, number, 0)
         asks.append(ask)
     if len(asks) == 1:
         return asks, ask.counters, at
@@ -181,6 +179,17 @@ def _plain(
 
 
 _NOTHING: tuple[list[Ask], Sequence[Counter], int] = ([], (), 0)
+
+
+def _recall(rt: Runtime, limits: RequestLimits, scope: Scope, identity: str, at: int) -> None:
+    """Note the denial that is remembered for this hit, if it is one of this hit, and nobody is to be told of it."""
+    known = rt.denied.get((scope.name, identity))
+    plan = scope.plan
+    if known is None or plan is None or known.token != plan.token or known.cost != scope.cost:
+        return
+    if known.holds(at, ticks()) and not signals.denied.receivers and not logger.isEnabledFor(logging.DEBUG):
+        limits.known = (scope, known, at)
+        limits.has_denied = True
 
 
 def _pass(
@@ -197,6 +206,9 @@ def _pass(
             return _go_on(rt, request, limits, asks, at, began, verdicts)
     if len(asks) == 1:
         asks[0].verdicts = verdicts
+    elif len(asks) == len(verdicts):
+        for ask, verdict in zip(asks, verdicts, strict=True):
+            ask.verdicts = (verdict,)
     else:
         deal(asks, verdicts)
     limits.asks = asks

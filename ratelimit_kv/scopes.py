@@ -111,14 +111,11 @@ class Plan:
     """Microseconds, one a rate."""
     token: int = field(default_factory=lambda: next(_tokens), compare=False)
     """Tells this plan from every other of the process: what is remembered of one does not hold for another."""
-    _second: list[_Second] = field(default_factory=lambda: [(0, 0, ())], compare=False, repr=False)
+    second: list[_Second] = field(default_factory=lambda: [(0, 0, ())], compare=False, repr=False)
+    """What :meth:`windows` has found for the latest second. As in Rate, an item of a list is replaced without a lock."""
 
     def windows(self, now: int) -> tuple[_FixedWindow, ...]:
-        """The fixed windows that a hit now falls into, one a rate."""
-        # The same for all hits of a second. As in Rate, an item of a list is read and replaced without a lock.
-        since, until, windows = self._second[0]
-        if since <= now < until:
-            return windows
+        """The fixed windows that a hit now falls into, one a rate: the same for all hits of a second."""
         seconds = now // MICROSECOND
         found = []
         for rate, limit, head, period in zip(self.rates, self.limits, self.heads, self.periods, strict=True):
@@ -126,7 +123,7 @@ class Plan:
             ttl = window.end - seconds + TTL_MARGIN
             found.append((head, f"}}:{window.number}", limit, period, window.end * MICROSECOND, ttl))
         windows = tuple(found)
-        self._second[0] = (seconds * MICROSECOND, (seconds + 1) * MICROSECOND, windows)
+        self.second[0] = (seconds * MICROSECOND, (seconds + 1) * MICROSECOND, windows)
         return windows
 
 
@@ -243,7 +240,10 @@ class Scope:
         flags, kind = self.flags, self.algorithm
         counters: list[Counter] = []
         if kind == FIXED:
-            for head, tail, limit, period, end, ttl in plan.windows(now):
+            since, until, windows = plan.second[0]
+            if not since <= now < until:
+                windows = plan.windows(now)
+            for head, tail, limit, period, end, ttl in windows:
                 if share != 1:
                     limit = -(-limit // share)
                 key = f"{head}{identity}{tail}"
