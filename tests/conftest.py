@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +31,13 @@ def there(answer: T | Missing) -> T:
     if os.environ.get("RATELIMIT_KV_REQUIRE_SERVERS") == "1":
         pytest.fail(f"{answer.reason}, and RATELIMIT_KV_REQUIRE_SERVERS=1", pytrace=False)
     pytest.skip(answer.reason)
+
+
+@pytest.fixture(autouse=True)
+def no_window_ends() -> None:
+    """Windows are aligned to the clock: a test that uses one up must not begin at the very end of a minute."""
+    # Not time.time(), which may be frozen by now.
+    servers.wait_until(lambda: 60 - time.clock_gettime(time.CLOCK_REALTIME) % 60 > 2, "the next minute")
 
 
 def _for_the_session(start: Callable[[], Any]) -> Iterator[Any]:
