@@ -471,7 +471,7 @@ def plain(counters: Sequence[Counter], values: Sequence[Any], now: int) -> list[
         if value is None:
             used = cost
         else:
-            count = _number(value) if type(value) is bytes else value
+            count = _number(value) if type(value) is bytes and len(value) <= 16 else value
             if type(count) is not int:
                 return None
             used = count + cost

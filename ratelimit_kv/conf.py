@@ -71,9 +71,9 @@ READS = frozenset(
 """Settings that a Config depends on."""
 MIDDLEWARE = "ratelimit_kv.middleware.RateLimitMiddleware"
 PATHS_KEPT = 1024
-"""Paths of which it is known which scopes apply: who invents more makes himself slower, not us larger."""
+"""Paths of which it is known which scopes apply. Those that were not asked for lately go first."""
 LONGEST_KEPT = 200
-"""Characters of such a path."""
+"""Characters of such a path: clients choose it, and none is to make us larger."""
 
 
 class Remember(NamedTuple):
@@ -129,7 +129,7 @@ class Config:
 
     def scopes_for(self, path: str, url_name: str | None, method: str | None) -> tuple[Scope, ...]:
         """The settings' scopes that apply to a request. ``url_name`` is None for a request that no view was found for."""
-        if len(path) > LONGEST_KEPT:
+        if len(path) > LONGEST_KEPT or len(method or "") > LONGEST_KEPT:
             return self._scopes_for(path, url_name, method)
         return self._latest_scopes(path, url_name, method)
 

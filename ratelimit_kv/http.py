@@ -254,8 +254,8 @@ def write_headers(config: Config, request: HttpRequest, response: Any, limits: R
         if decision.remaining is not None and scopes[decision.scope].tells
     ]
     headers = response.headers._store
-    if not mine or _is_shared(headers) or getattr(request, "_cache_update_cache", False):
-        return  # Django's own cache may be about to keep it
+    if not mine or _is_shared(request, headers):
+        return
     best = mine[0] if len(mine) == 1 else tightest(mine)
     assert best is not None
     if style == "legacy":
@@ -292,11 +292,10 @@ def write_numbers(config: Config, request: HttpRequest, response: Any, asks: Seq
     if style != "draft":
         return style == "none"
     headers = response.headers._store
-    if (len(headers) != 1 or "content-type" not in headers) and (  # most have this one and no more
-        "ratelimit" in headers or "ratelimit-policy" in headers or _is_shared(headers)
-    ):
-        return True
-    if getattr(request, "_cache_update_cache", False):
+    if len(headers) == 1 and "content-type" in headers:  # most have no other
+        if getattr(request, "_cache_update_cache", False):
+            return True
+    elif "ratelimit" in headers or "ratelimit-policy" in headers or _is_shared(request, headers):
         return True
     said = name = ""
     least = reset_after = MAX_COUNT
@@ -331,7 +330,7 @@ def _tell(ask: Ask) -> tuple[tuple[str, ...], str]:
     return told
 
 
-def _is_shared(headers: Mapping[str, tuple[str, str]]) -> bool:
+def _is_shared(request: HttpRequest, headers: Mapping[str, tuple[str, str]]) -> bool:
     """Whether others may be given a response: one caller's numbers must not stand in it."""
     if "cdn-cache-control" in headers or "surrogate-control" in headers:
         return True  # these go before Cache-Control in the caches that they are for (RFC 9213)
@@ -341,7 +340,8 @@ def _is_shared(headers: Mapping[str, tuple[str, str]]) -> bool:
             return False
         if any(word in control for word in ("public", "max-age", "s-maxage")):
             return True
-    return "expires" in headers  # which a cache goes by without max-age
+    # Without max-age a cache goes by Expires. Or Django's own is about to keep it.
+    return "expires" in headers or bool(getattr(request, "_cache_update_cache", False))
 
 
 def response_of(error: BaseException) -> HttpResponse:

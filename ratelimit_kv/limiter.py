@@ -101,6 +101,7 @@ def check_flow(request: HttpRequest, scopes: Sequence[Scope]) -> Steps[RequestLi
 
 def quick(rt: Runtime, request: HttpRequest, limits: RequestLimits, scopes: Sequence[Scope]) -> Any:
     """The short way of almost every request: all that counts is plain, the store answers, every counter has room.
+    Nobody is exempt, nobody wants to be told of ``near_limit``, and the store has not failed a moment ago.
 
     True when the hit passed; its decisions are made when somebody reads them. False when it was denied from memory.
     None when the long way has to be taken from its start (``check_flow``), else the flow that takes it from where the
@@ -204,6 +205,8 @@ def _pass(
     for verdict in verdicts:
         if not verdict.charged:
             return _go_on(rt, request, limits, asks, at, began, verdicts)
+    if rt.breaker(asks[0].scope.cache).is_troubled:  # others have met a failure meanwhile: tell it that this was none
+        return _go_on(rt, request, limits, asks, at, began, verdicts)
     if len(asks) == 1:
         asks[0].verdicts = verdicts
     elif len(asks) == len(verdicts):

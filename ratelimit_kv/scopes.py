@@ -111,7 +111,7 @@ class Plan:
     """Microseconds, one a rate."""
     token: int = field(default_factory=lambda: next(_tokens), compare=False)
     """Tells this plan from every other of the process: what is remembered of one does not hold for another."""
-    second: list[_Second] = field(default_factory=lambda: [(0, 0, ())], compare=False, repr=False)
+    second: list[_Second] = field(init=False, default_factory=lambda: [(0, 0, ())], compare=False, repr=False)
     """What :meth:`windows` has found for the latest second. As in Rate, an item of a list is replaced without a lock."""
 
     def windows(self, now: int) -> tuple[_FixedWindow, ...]:

@@ -464,6 +464,19 @@ def test_a_response_that_others_may_be_given_carries_nobodys_numbers(
         assert ("RateLimit" in client.get(f"/{name}")) is told
 
 
+CACHE_MIDDLEWARE = ("django.middleware.cache.UpdateCacheMiddleware", "django.middleware.cache.FetchFromCacheMiddleware")
+
+
+@pytest.mark.parametrize("name", ["private", "no-store"])
+def test_what_djangos_cache_will_not_keep_carries_its_numbers(name: str, settings: Any, client: Client) -> None:
+    limit(settings, middleware=True, ask={"RATE": "2/m", "KEY": "ip"})
+    settings.MIDDLEWARE = [CACHE_MIDDLEWARE[0], *settings.MIDDLEWARE, CACHE_MIDDLEWARE[1]]
+    settings.ROOT_URLCONF = __name__
+    answers = [client.get(f"/{name}") for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
+    assert all("RateLimit" in answer for answer in answers)
+
+
 @pytest.mark.parametrize("headers", ["draft", "legacy"])
 def test_the_views_own_headers_are_left_alone(headers: str, settings: Any, client: Client) -> None:
     limit(settings, middleware=True, HEADERS=headers, ask={"RATE": "9/m", "KEY": "ip"})

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 from django.http import HttpRequest, HttpResponse
-from django.test import Client
+from django.test import Client, RequestFactory
 from django.urls import path
 
 from ratelimit_kv import hit, rate_limit, signals
 from ratelimit_kv.decisions import Decision, Reason
-from ratelimit_kv.process import runtime
+from ratelimit_kv.process import runtime, ticks
+from ratelimit_kv.stores import get_store
 from tests.caches import TABLE
 from tests.servers import HOST, Server, free_port, wait_until
 
@@ -350,3 +351,26 @@ def test_a_database_that_is_locked_away(settings: Any, tmp_path: Any, use_cache:
         cursor.execute(f"DROP TABLE {TABLE}")
     assert hit("open", "ip:203.0.113.9").reason is Reason.STORE_ERROR
     assert hit("closed", "ip:203.0.113.9").status == 503
+
+
+def test_an_answer_counts_for_the_breaker_also_when_others_failed_while_it_was_under_way(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.RATELIMIT_KV = {"SCOPES": SCOPES}
+    store, breaker = get_store("default"), runtime().breaker("default")
+    whole = store.hit
+
+    def hit_while_others_fail(*args: Any) -> Any:
+        breaker.failed(ticks(), 0.0)
+        return whole(*args)
+
+    @rate_limit("open")
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("hello")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "hit", hit_while_others_fail)
+        assert view(RequestFactory().get("/")).status_code == 200
+    for _ in range(breaker.failures - 1):
+        breaker.failed(ticks(), 0.0)
+    assert not breaker.is_open

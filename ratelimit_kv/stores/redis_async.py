@@ -75,7 +75,8 @@ class _Line(asyncio.Protocol):
         self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
         """Who waits for a reply, and since when."""
         self._alarm: asyncio.TimerHandle | None = None
-        self._late: asyncio.Future[Any] | None = None
+        self._is_late = False
+        """Whether the loop has been given its turn to read what seems to be late."""
         self._data = b""
         self.closed = False
         self._transport.set_protocol(self)
@@ -93,13 +94,13 @@ class _Line(asyncio.Protocol):
         """Whether somebody has waited too long. One alarm for all: one for each would cost a fifth of a command."""
         self._alarm = None
         if self._waiting:
-            first, since = self._waiting[0]
-            left = since + self._timeout - self._loop.time()
+            left = self._waiting[0][1] + self._timeout - self._loop.time()
             if left > 0.001:
+                self._is_late = False
                 self._alarm = self._loop.call_later(left, self._look)
-            elif first is not self._late:
+            elif not self._is_late:
                 # Perhaps it is the loop that was busy, and the reply is here, unread. A turn will show.
-                self._late = first
+                self._is_late = True
                 self._alarm = self._loop.call_later(GRACE, self._look)
             else:
                 self.close(self._exceptions.TimeoutError("Timeout reading from the server"))
@@ -148,19 +149,6 @@ class _Line(asyncio.Protocol):
         self._waiting.clear()
 
 
-async def _turns(timeout: float, is_done: Callable[[], bool], task: asyncio.Future[Any]) -> bool:
-    """Whether a task does something within so many seconds.
-
-    Connecting takes several turns of the loop. One that is busy with a burst of requests may take longer for a turn than
-    a server may take for all: so what counts is how often the loop came by in vain.
-    """
-    for _ in range(TURNS):
-        await asyncio.wait({task}, timeout=timeout / TURNS)
-        if is_done():
-            return True
-    return False
-
-
 class AsyncLink:
     """The way to one server in one event loop."""
 
@@ -201,23 +189,48 @@ class AsyncLink:
             self._ending = self._close_with_the_loop()
             await anext(self._ending)
         connection = self._connection_class(**self._settings | {"socket_timeout": None, "socket_connect_timeout": None})
-        connecting = asyncio.ensure_future(connection.connect())
         try:
-            to_connect, to_shake_hands = self._settings["socket_connect_timeout"], self._settings["socket_timeout"]
-            if not (
-                await _turns(to_connect, lambda: connecting.done() or connection.is_connected, connecting)
-                and await _turns(to_shake_hands, connecting.done, connecting)
-            ):
-                raise self.exceptions.TimeoutError("Timeout connecting to server")
-            connecting.result()
+            await self._connect_in_turns(connection)
         except BaseException as error:
-            connecting.cancel()
             await connection.disconnect(nowait=True)
             if isinstance(error, self.errors) or not isinstance(error, Exception):
                 raise
             # A credential provider is the project's own code.
             raise StoreError(f"cannot connect: {type(error).__name__}", outage=True) from error
         return _Line(connection, self._settings["socket_timeout"], self.exceptions)
+
+    async def _connect_in_turns(self, connection: Any) -> None:
+        """Let the library connect. Raises its TimeoutError when the server has been silent for a timeout.
+
+        Connecting takes several turns of the loop. One that is busy with a burst of requests may take longer for a turn
+        than a server may for an answer: so what counts is how often the loop came by and there was nothing new.
+        """
+        replies, read = 0, connection.read_response
+
+        async def counted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal replies
+            try:
+                return await read(*args, **kwargs)
+            finally:  # an error is an answer too
+                replies += 1
+
+        connection.read_response = counted
+        connecting = asyncio.ensure_future(connection.connect())
+        connecting.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be there to ask
+        turns, before = 0, (False, 0)
+        try:
+            while not connecting.done():
+                timeout = self._settings["socket_timeout" if connection.is_connected else "socket_connect_timeout"]
+                await asyncio.wait({connecting}, timeout=timeout / TURNS)
+                progress = (connection.is_connected, replies)
+                turns = turns + 1 if progress == before else 0
+                before = progress
+                if turns >= TURNS and not connecting.done():
+                    raise self.exceptions.TimeoutError("Timeout connecting to server")
+            connecting.result()
+        finally:
+            connecting.cancel()
+            del connection.read_response
 
     async def _close_with_the_loop(self) -> AsyncGenerator[None]:
         # A loop that ends tells nobody, except asynchronous generators that have begun and not come to their end.

@@ -189,6 +189,46 @@ def test_a_loop_that_is_busy_is_no_server_that_hangs(kind: str, at_once: None, u
     assert bench.used(hit) == [3]
 
 
+def test_a_server_that_is_slow_is_no_server_that_hangs(
+    kind: str, at_once: None, request: pytest.FixtureRequest, use_cache: Callable[..., Any]
+) -> None:
+    server = request.getfixturevalue("valkey_server" if kind == "django-valkey" else "redis_server")
+    scheme = "valkey" if kind == "django-valkey" else "redis"
+    with wire_to(server.host, server.port) as wire:
+        wire.delay = 0.35  # for each of the handshake's replies; all of them take longer than one may
+        given = options(kind, socket_timeout=0.5, socket_connect_timeout=0.5)
+        bench = Bench(kind, use_cache(kind, LOCATION=f"{scheme}://127.0.0.1:{wire.port}/5", OPTIONS=given))
+        hit = counter(limit=100)
+        bench.hit(hit)  # by a thread
+        wire.log.clear()
+        assert run(bench.store.ahit([hit], microseconds()))[0].used == 2
+        assert wire.round_trips >= 2, "with a handshake of its own"
+
+
+def test_late_replies_are_waited_for_no_longer_because_others_come(
+    kind: str, at_once: None, request: pytest.FixtureRequest, use_cache: Callable[..., Any]
+) -> None:
+    server = request.getfixturevalue("valkey_server" if kind == "django-valkey" else "redis_server")
+    scheme = "valkey" if kind == "django-valkey" else "redis"
+
+    async def story() -> list[Any]:
+        for _ in range(2):
+            await bench.store.ahit([hit], microseconds())
+        wire.delay, wire.chunk = 0.002, 12  # about a reply at a time
+        return await asyncio.gather(
+            *(bench.store.ahit([hit], microseconds()) for _ in range(500)), return_exceptions=True
+        )
+
+    with wire_to(server.host, server.port) as wire:
+        given = options(kind, socket_timeout=0.25)
+        bench = Bench(kind, use_cache(kind, LOCATION=f"{scheme}://127.0.0.1:{wire.port}/5", OPTIONS=given))
+        hit = counter(limit=100)
+        results = run(story())
+    late = [result for result in results if isinstance(result, StoreError)]
+    assert late, "nobody waits for more than the timeout"
+    assert len(late) < 500
+
+
 def test_a_server_that_hangs(kind: str, at_once: None, own_redis: Callable[..., Server], use_cache: Any) -> None:
     server = own_redis()
     upper = kind != "redis"

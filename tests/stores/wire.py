@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 
@@ -12,6 +13,10 @@ class Wire:
     """Connect to ``port`` instead of the server's. ``log`` has what was passed on, each way, in order."""
 
     def __init__(self, host: str, port: int) -> None:
+        self.delay = 0.0
+        """Seconds for which every answer is held back."""
+        self.chunk = 1 << 16
+        """Bytes that are passed on at a time."""
         self._server = (host, port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._sockets = [self._listener]
@@ -32,8 +37,10 @@ class Wire:
 
     def _pump(self, way: str, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
+            while data := source.recv(self.chunk):
                 self.log.append((way, data))
+                if way == "received" and self.delay:
+                    time.sleep(self.delay)
                 target.sendall(data)
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)
