@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from django.core.cache import caches
@@ -13,6 +14,11 @@ from ..algorithms import FIXED, MICROSECOND, SLIDING, Counter, Verdict, dump, lo
 from .base import Entry, Store, start_of_keys, unpickle
 
 __all__ = ["LocMemStore"]
+
+COUNT = 24
+"""Bytes that the pickle of a count has at most. Most counts are small, and met again and again."""
+_pickled = lru_cache(4096)(pickle.dumps)
+_unpickled = lru_cache(4096)(unpickle)
 
 
 class LocMemStore(Store):
@@ -44,7 +50,7 @@ class LocMemStore(Store):
                 short = plain(counters, values, now)
                 if short is not None:
                     for counter, key, value, verdict in zip(counters, keys, values, short, strict=True):
-                        pickled = pickle.dumps(verdict.used, cache.pickle_protocol)
+                        pickled = _pickled(verdict.used, cache.pickle_protocol)
                         if value is not None:
                             cache._cache[key] = pickled
                         else:
@@ -101,4 +107,5 @@ def _read(cache: Any, key: str, seconds: float) -> Any:
         cache._delete(key)
         return None
     cache._cache.move_to_end(key, last=False)
-    return unpickle(cache._cache[key])
+    pickled = cache._cache[key]
+    return _unpickled(pickled) if len(pickled) <= COUNT else unpickle(pickled)
