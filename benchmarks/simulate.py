@@ -28,11 +28,11 @@ from ratelimit_kv.guard import LeaseBook
 class Constants:
     """What was measured. The defaults are rounded from one full run; the README of benchmarks says how to repeat it."""
 
-    server_us: float = 65.0
+    server_us: float = 52.0
     """Processor time of Redis for one allowed request under one limit."""
-    server_three_us: float = 95.0
+    server_three_us: float = 69.0
     """The same under three limits, which is still one command."""
-    added_us: float = 135.0
+    added_us: float = 160.0
     """What one limit, with headers, adds to a request in the web process."""
     identity_bytes: float = 133.0
     """Of Redis, for one counter: its key, a small count, its expiry, its share of the tables."""
