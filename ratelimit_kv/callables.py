@@ -66,7 +66,7 @@ class Function:
                 return await self.call(*args)
             result = await sync_to_async(self.call)(*args)
             return await result if inspect.isawaitable(result) else result
-        except Exception as error:  # as above
+        except Exception as error:  # whatever the project's function does, the scope's ON_ERROR decides
             raise CallableError(self, f"raised {type(error).__name__}") from error
 
 

@@ -263,9 +263,10 @@ class Site:
         try:
             # The prefix of i18n_patterns is that of the language which is active.
             with translation.override(languages[0]) if languages else nullcontext():
-                return [(_plain(route, self.config), name, view) for route, name, view in marks.views()]
-        except Exception:  # noqa: BLE001 - a URLconf that cannot be imported is what Django's own checks report
+                found = list(marks.views())
+        except Exception:  # noqa: BLE001 - importing it runs the project's code; Django's own checks report what that raised
             return []
+        return [(_plain(route, self.config), name, view) for route, name, view in found]
 
     @cached_property
     def scopes(self) -> list[Scope]:
@@ -293,7 +294,7 @@ class Site:
 def _layer(path: str) -> Layer:
     try:
         found = import_string(path)
-    except Exception:  # noqa: BLE001 - what cannot be imported is what Django itself will report
+    except Exception:  # noqa: BLE001 - importing runs the project's code; Django itself reports what that raised
         return Layer(path, frozenset((path,)), False)
     return Layer(path, ancestry(found) | {path}, hasattr(found, "process_view"))
 
@@ -774,7 +775,7 @@ def _resolves(path: str) -> bool:
         resolve(path)
     except Resolver404:
         return False
-    except Exception:  # noqa: BLE001 - the project's own converter fails; that is another matter
+    except Exception:  # noqa: BLE001 - a converter of the project fails: so the path has come as far as to a route
         return True
     return True
 

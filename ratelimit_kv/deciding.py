@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -133,19 +134,12 @@ def remembered(
 
 def retold(known: Remembered, cost: int, at: int) -> Decision:
     """The decision that a remembered denial is now."""
-    before = known.decision
-    return Decision(
-        scope=before.scope,
-        identity=before.identity,
-        allowed=False,
-        limit=before.limit,
-        window=before.window,
-        remaining=before.remaining,
+    return replace(
+        known.decision,
         reset_after=max(known.reset_at - at, 0) / MICROSECOND,
         retry_after=(known.until - at) / MICROSECOND,
         cost=cost,
         reason=Reason.REMEMBERED,
-        rates=before.rates,
     )
 
 

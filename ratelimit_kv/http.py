@@ -23,6 +23,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
 from django.template import loader
+from django.utils.translation import get_language
 
 from .accounts import RequestLimits
 from .algorithms import MAX_COUNT, MICROSECOND
@@ -112,7 +113,9 @@ def again(config: Config, request: HttpRequest, limits: RequestLimits) -> HttpRe
     kind = preferred(request)
     if kind == "html" or scope.response is not None or config.response is not None:
         return None
-    words = (kind, max(1, -(-(known.until - at) // MICROSECOND)))
+    # A MESSAGE may be a lazy translation: it is another text for who reads another language.
+    language = get_language() if scope.message is not None else None
+    words = (kind, language, max(1, -(-(known.until - at) // MICROSECOND)))
     made = known.refusal[0] if known.refusal else None
     if made is None or made[0] != words:
         decision = limits.by_name[scope.name]

@@ -308,7 +308,7 @@ def _form_value(request: HttpRequest, name: str) -> Any:
         form, data = _in_form(request, body, name), _in_json(body, name)
         # A body that is both tells the view and us what it likes: '{"name": "alice", "x": "&name=mallory&"}'.
         return (data if form is None else form) if form is None or data is None else None
-    except Exception:  # noqa: BLE001  parsers may raise anything on a hostile body; such a field is missing
+    except Exception:  # noqa: BLE001 - a hostile body, or an upload handler of the project; such a field is missing
         if not had_post:
             # Django marks a body that it could not parse as parsed and empty; the view shall meet the error itself.
             request.__dict__.pop("_post", None)

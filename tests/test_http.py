@@ -490,6 +490,17 @@ def test_the_views_own_headers_are_left_alone(headers: str, settings: Any, clien
         assert "X-RateLimit-Remaining" not in answer
 
 
+@pytest.mark.parametrize("accept", ["text/plain", "application/json"])
+def test_a_refusal_that_is_kept_is_not_told_in_the_language_of_another(accept: str, settings: Any) -> None:
+    limit(settings, middleware=False, ask={"RATE": "1/m", "KEY": "everyone", "MESSAGE": gettext_lazy("Password")})
+    view = rate_limit("ask")(lambda request: HttpResponse())
+    said = []
+    for language in ("en", "en", "en", "de", "de", "en"):
+        with override(language):
+            said.append(view(RequestFactory().get("/", headers={"Accept": accept})).content)
+    assert [b"Passwort" in text for text in said] == [False, False, False, True, True, False]
+
+
 # ------------------------------------------------------------------------------------------------- no flood
 
 
