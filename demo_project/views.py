@@ -15,6 +15,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_http_methods, require_safe
 
 from ratelimit_kv import peek, rate_limit
+from ratelimit_kv.http import phrase
 
 ANSWERS = (
     "Yes, but not on a Friday.",
@@ -106,7 +107,7 @@ def refused_in_json(request, decision):
         "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
         "title": "Too many requests",
         "status": decision.status,
-        "detail": f"The oracle rests. Ask again in {wait} seconds.",
+        "detail": f"The oracle rests. Ask again in {phrase(wait)}.",
         "violated-policies": [decision.scope],
         "retry_after": wait,
     }

@@ -34,11 +34,11 @@ _Address: TypeAlias = IPv4Address | IPv6Address
 _Network: TypeAlias = IPv4Network | IPv6Network
 
 _FORWARDED_FOR = "HTTP_X_FORWARDED_FOR"
+# Headers in which a proxy passes its caller's address on.
+_PASSED_ON = (_FORWARDED_FOR, "HTTP_FORWARDED", "HTTP_X_REAL_IP")
 # Headers by which somebody between the client and us shows up.
 _FORWARDING = (
-    _FORWARDED_FOR,
-    "HTTP_FORWARDED",
-    "HTTP_X_REAL_IP",
+    *_PASSED_ON,
     "HTTP_X_FORWARDED_HOST",
     "HTTP_X_FORWARDED_PROTO",
     "HTTP_VIA",
@@ -375,9 +375,7 @@ class ClientIP:
             self._trusts_anyone
             or type(client) is not str
             or len(client) > _LONGEST_ADDRESS
-            or _FORWARDED_FOR in meta
-            or "HTTP_X_REAL_IP" in meta
-            or "HTTP_FORWARDED" in meta
+            or not meta.keys().isdisjoint(_PASSED_ON)
         ):  # else almost every request's way is over
             client = self._find(meta)[0]
         prefix = self.ipv6_prefix if ipv6_prefix is None else ipv6_prefix
@@ -415,7 +413,7 @@ class ClientIP:
         elif not isinstance(peer, str) or len(peer) > _LONGEST_ADDRESS:
             peer = _UNREADABLE
         if not self._trusts_anyone:
-            if _FORWARDED_FOR in meta or "HTTP_X_REAL_IP" in meta or "HTTP_FORWARDED" in meta:
+            if not meta.keys().isdisjoint(_PASSED_ON):
                 _warn_once(
                     "forwarded",
                     "A request from %.100r carries forwarded addresses, which nobody is trusted to send. If that "

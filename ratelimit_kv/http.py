@@ -119,8 +119,9 @@ def again(config: Config, request: HttpRequest, limits: RequestLimits) -> HttpRe
     made = known.refusal[0] if known.refusal else None
     if made is None or made[0] != words:
         decision = limits.by_name[scope.name]
-        first = _own(request, decision, scope, wait_of(decision, scope))
-        _refused(first, wait_of(decision, scope))
+        wait = wait_of(decision, scope)
+        first = _own(request, decision, scope, wait)
+        _refused(first, wait)
         write_headers(config, request, first, limits)
         made = (words, first.content, dict(first.headers._store))
         known.refusal[:] = [made]

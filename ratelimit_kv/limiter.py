@@ -183,12 +183,15 @@ _NOTHING: tuple[list[Ask], Sequence[Counter], int] = ([], (), 0)
 
 
 def _recall(rt: Runtime, limits: RequestLimits, scope: Scope, identity: str, at: int) -> None:
-    """Note the denial that is remembered for this hit, if it is one of this hit, and nobody is to be told of it."""
-    known = rt.denied.get((scope.name, identity))
-    plan = scope.plan
-    if known is None or plan is None or known.token != plan.token or known.cost != scope.cost:
+    """Note the denial that is remembered for this hit, if it is true of it, and nobody is to be told of it."""
+    memory, plan, cost = rt.memory, scope.plan, scope.cost
+    if signals.denied.receivers or logger.isEnabledFor(logging.DEBUG):
         return
-    if known.holds(at, ticks()) and not signals.denied.receivers and not logger.isEnabledFor(logging.DEBUG):
+    assert memory is not None  # it was found there
+    assert plan is not None
+    assert type(cost) is int  # both as is_plain says
+    known = memory.find(scope.name, identity, plan.token, cost, 0, at, ticks())
+    if known is not None:
         limits.known = (scope, known, at)
         limits.has_denied = True
 
